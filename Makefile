@@ -1,0 +1,59 @@
+# `make demo` and `make test` work from a fresh clone: they make $(VENV) and install into it first.
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=
+PYTEST_ARGS ?= -n 2
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt $(PIP_ARGS)
+SPEC := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format clean
+.NOTPARALLEL: # two pips in one environment would collide
+.DELETE_ON_ERROR:
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo "variables: PYTHON=$(PYTHON) VENV=$(VENV) PYTEST_ARGS='$(PYTEST_ARGS)' PIP_ARGS='$(PIP_ARGS)'"
+
+demo: $(VENV)/.installed ## install the package and run its demo
+	$(BIN)/dnn2gp demo
+
+test: $(VENV)/.installed-test ## install with the test extras and run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev ## ruff, ruff format, pyright and the import order
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev ## sort the imports and format in place
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment and all caches
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment. A stamp is newer than pyproject.toml and constraints.txt or is made anew; larger installs contain
+# the smaller ones and stamp them too.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet "pip>=21.3" # editable installs from pyproject.toml
+
+$(VENV)/.installed: $(SPEC) | $(BIN)/python
+	@echo "installing dnn2gp into $(VENV)"
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(SPEC) | $(BIN)/python
+	@echo "installing dnn2gp[test] into $(VENV)"
+	$(PIP_INSTALL) -e ".[test]"
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-dev: $(SPEC) | $(BIN)/python
+	@echo "installing dnn2gp[dev] into $(VENV)"
+	$(PIP_INSTALL) -e ".[dev]"
+	@touch $(VENV)/.installed $(VENV)/.installed-test $@

@@ -1,0 +1,59 @@
+"""dnn2gp: neural networks as Gaussian processes.
+
+    gp = convert(network, data, likelihood, prior_precision=1.0)
+    prediction = gp.predict(inputs)          # .mean, .aleatoric, .epistemic
+"""
+
+from importlib.metadata import version
+
+from dnn2gp.convert import convert
+from dnn2gp.diagnose import Diagnosis, diagnose
+from dnn2gp.evidence import Evidence
+from dnn2gp.expansion import Expansion
+from dnn2gp.gaussian import Gaussian
+from dnn2gp.gaussian_process import GaussianProcess
+from dnn2gp.inference import FunctionSpace, WeightSpace
+from dnn2gp.kernels import Kernel
+from dnn2gp.laplace import laplace
+from dnn2gp.likelihoods import (
+    BernoulliLikelihood,
+    CategoricalLikelihood,
+    CustomLikelihood,
+    GaussianLikelihood,
+    PoissonLikelihood,
+)
+from dnn2gp.linear_model import LinearModel
+from dnn2gp.monte_carlo import sample_network
+from dnn2gp.predictive import Predictive
+from dnn2gp.priors import precision_from_weight_decay
+from dnn2gp.storage import load, save
+from dnn2gp.structures import Dense, Diagonal
+
+__version__ = version("dnn2gp")
+
+__all__ = [  # noqa: RUF022 (grouped as the paper is: model and data, A, B, C, results)
+    "convert",
+    "BernoulliLikelihood",
+    "CategoricalLikelihood",
+    "CustomLikelihood",
+    "GaussianLikelihood",
+    "PoissonLikelihood",
+    "precision_from_weight_decay",
+    "Expansion",
+    "Gaussian",
+    "Dense",
+    "Diagonal",
+    "laplace",
+    "LinearModel",
+    "Kernel",
+    "WeightSpace",
+    "FunctionSpace",
+    "GaussianProcess",
+    "Predictive",
+    "Evidence",
+    "sample_network",
+    "Diagnosis",
+    "diagnose",
+    "save",
+    "load",
+]

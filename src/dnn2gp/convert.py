@@ -1,0 +1,95 @@
+"""convert(network, data, likelihood, prior_precision): steps A, B and C in one call."""
+
+from __future__ import annotations
+
+import warnings
+
+from torch import nn
+
+from dnn2gp.data import read_data
+from dnn2gp.errors import InputError, NotAMinimumWarning
+from dnn2gp.expansion import Expansion
+from dnn2gp.features import JacobianFeatures
+from dnn2gp.gaussian import Gaussian
+from dnn2gp.gaussian_process import GaussianProcess
+from dnn2gp.inference import Inference, WeightSpace, choose_space
+from dnn2gp.likelihoods import Likelihood
+from dnn2gp.linear_model import LinearModel
+from dnn2gp.network import Network
+from dnn2gp.priors import PriorPrecision, expand_precision
+from dnn2gp.progress import show_progress
+from dnn2gp.structures import Dense, Structure
+
+# Above this share of its two parts (data and prior), the gradient of the loss is not that of a minimum.
+_MINIMUM = 0.05
+
+
+def convert(
+    network: nn.Module,
+    data: object,
+    likelihood: Likelihood,
+    prior_precision: PriorPrecision,
+    *,
+    structure: type[Structure] = Dense,
+    inference: type[Inference] | None = None,
+    memory_budget: int | None = None,
+    progress: bool = False,
+) -> GaussianProcess:
+    """Turn a trained network into the Gaussian process of Eq. (9).
+
+    network          any nn.Module; its weights with requires_grad are those that get a posterior
+    data             the training set: (inputs, targets), a Dataset, or a DataLoader that does not shuffle
+    likelihood       the loss it was trained with, e.g. CategoricalLikelihood()
+    prior_precision  δ of the L2 penalty ½ δ wᵀw on the *summed* loss: a number, one a layer, or one a weight
+                     (see precision_from_weight_decay for networks trained on the mean loss)
+    structure        Dense is exact; Diagonal is cheap and far from it
+    inference        WeightSpace or FunctionSpace; by default the smaller of the two, which agree
+    memory_budget    bytes; by default half of the free memory
+    progress         show bars
+    """
+    if not isinstance(likelihood, Likelihood):
+        raise InputError(f"likelihood: expected a dnn2gp likelihood, e.g. GaussianLikelihood(sigma=0.1); got {likelihood!r}.")
+    with show_progress(progress):
+        training = read_data(data)
+        function = Network(network, training.inputs)
+        inputs = function.check_inputs(training.inputs)
+        targets = likelihood.check_targets(
+            training.targets, training.num_examples, function.num_outputs, function.dtype
+        ).to(function.device)
+        features = JacobianFeatures(function, inputs, memory_budget=memory_budget)
+        prior = Gaussian.prior(expand_precision(prior_precision, function.layout, function.weights))
+
+        expansion = Expansion.gauss_newton(features, inputs, targets, likelihood)  # Eq. (5)
+        model = LinearModel.from_laplace(expansion, prior)  # (A), (B): Theorem 1
+        posterior = _infer(model, structure, inference)  # (C)
+        _warn_unless_minimum(model)
+    return GaussianProcess(features, posterior, likelihood)
+
+
+def relative_gradient_norm(model: LinearModel) -> float:
+    """‖∇ℓ̄‖ / (‖Σ∇ℓᵢ‖ + ‖V⁻¹(w−m)‖): 0 at a minimum, up to 1 elsewhere."""
+    gap = (model.expansion.anchor - model.prior.mean).double()[:, None]
+    penalty = model.prior.precision.matmul(gap)[:, 0]
+    parts = (model.gradient - penalty).norm() + penalty.norm()
+    return (model.gradient.norm() / parts).item() if parts > 0 else 0.0
+
+
+def _infer(model: LinearModel, structure: type[Structure], inference: type[Inference] | None) -> Inference:
+    if structure is not Dense:
+        if inference not in (None, WeightSpace):
+            raise InputError(f"structure={structure.__name__} approximates the weight posterior; use inference=WeightSpace.")
+        return WeightSpace(model, structure)
+    return (inference or choose_space(model))(model)
+
+
+def _warn_unless_minimum(model: LinearModel) -> None:
+    relative = relative_gradient_norm(model)
+    if relative > _MINIMUM:
+        warnings.warn(
+            f"The weights are not a minimum of the loss with this prior: the gradient is {relative:.0%} of its parts "
+            "(data and prior). The GP's mean is then one Gauss-Newton step away from the network. Train longer with a "
+            "decaying learning rate, or give the prior precision of the training (δ = N · weight decay for a mean loss: "
+            "precision_from_weight_decay); diagnose(gp) tells more.",
+            NotAMinimumWarning,
+            stacklevel=3,
+        )

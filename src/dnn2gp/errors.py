@@ -1,0 +1,31 @@
+"""The errors and warnings of dnn2gp: each says what was expected, what came, and what to do."""
+
+from __future__ import annotations
+
+
+class InputError(ValueError):
+    """Data, targets or settings that cannot be used as they are."""
+
+
+class NetworkError(ValueError):
+    """A network that is not a deterministic function of its weights and of each example alone."""
+
+
+class NotPositiveDefiniteError(ArithmeticError):
+    """A matrix that must be positive (semi-)definite and is not; the message says by how much."""
+
+
+class MemoryBudgetError(MemoryError):
+    """A computation that cannot fit into the memory budget, with the figures and the alternatives."""
+
+
+class FileFormatError(ValueError):
+    """A file that is not a whole dnn2gp file of a version that this release reads."""
+
+
+class NotAMinimumWarning(UserWarning):
+    """The weights are not a minimum of the loss, so the GP's mean is not the network (one Gauss-Newton step away)."""
+
+
+class TrainModeWarning(UserWarning):
+    """The network came in train mode and has layers that behave differently there; it is evaluated in eval mode."""

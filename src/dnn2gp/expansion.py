@@ -1,0 +1,105 @@
+"""The pivot, Eq. (5): the loss at an anchor w as features φ, residual v and noise precision D.
+
+    ∇ℓᵢ(w) = φᵢ vᵢ ,      ∇²ℓᵢ(w) ≈ φᵢ Dᵢ φᵢᵀ
+
+Everything after this file knows the network only through (φ, v, D).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.errors import InputError
+from dnn2gp.features import FeatureMap, GradientFeatures, JacobianFeatures
+from dnn2gp.inputs import Inputs, concatenate, num_examples, same_form
+from dnn2gp.likelihoods import Likelihood
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """(φ, v, D) for N examples at the anchor, with D = S Sᵀ known by its root."""
+
+    features: FeatureMap
+    inputs: Inputs
+    residual: Float[Tensor, "N Q"]
+    root: Float[Tensor, "N Q R"]
+    anchor: Float[Tensor, " P"]
+    log_likelihood: Float[Tensor, ""]
+
+    @staticmethod
+    def gauss_newton(
+        features: JacobianFeatures, inputs: Inputs, targets: Tensor, likelihood: Likelihood
+    ) -> Expansion:
+        """Eq. (7), generalised Gauss-Newton: φ = Jᵀ, v = r, D = Λ."""
+        outputs = _outputs(features, inputs)
+        return Expansion(
+            features=features,
+            inputs=inputs,
+            residual=likelihood.residual(outputs, targets),
+            root=likelihood.noise_precision_root(outputs, targets),
+            anchor=features.anchor,
+            log_likelihood=likelihood.log_prob(outputs.double(), _double(targets)).sum(),
+        )
+
+    @staticmethod
+    def empirical_fisher(
+        features: JacobianFeatures, inputs: Inputs, targets: Tensor, likelihood: Likelihood
+    ) -> Expansion:
+        """Gradient features: φ = ∇ℓᵢ(w), v = 1, D = 1."""
+        outputs = _outputs(features, inputs)
+        residual = likelihood.residual(outputs, targets)
+        ones = residual.new_ones(len(residual), 1)
+        return Expansion(
+            features=GradientFeatures(features, inputs),
+            inputs=GradientFeatures.pair(inputs, residual),
+            residual=ones,
+            root=ones.unsqueeze(-1),
+            anchor=features.anchor,
+            log_likelihood=likelihood.log_prob(outputs.double(), _double(targets)).sum(),
+        )
+
+    @property
+    def num_examples(self) -> int:
+        """N."""
+        return num_examples(self.inputs)
+
+    @property
+    def num_sites(self) -> int:
+        """M = N·R, the number of scalar sites: the rows of SᵀJ."""
+        return self.root.shape[0] * self.root.shape[2]
+
+    def noise_precision(self) -> Float[Tensor, "N Q Q"]:
+        """D = S Sᵀ."""
+        return self.root @ self.root.mT
+
+    def gradient(self) -> Float[Tensor, " P"]:
+        """Σᵢ ∇ℓᵢ(w) = Σᵢ φᵢ vᵢ."""
+        return self.features.vjp(self.inputs, self.residual.unsqueeze(-1))[:, 0]
+
+    def joined(self, other: Expansion) -> Expansion:
+        """The expansion of both data sets, which must share features and anchor."""
+        if other.features is not self.features or not same_form(self.inputs, other.inputs):
+            raise InputError("Only expansions of one network at one anchor, with inputs of one form, can be joined.")
+        return replace(
+            self,
+            inputs=concatenate([self.inputs, other.inputs]),
+            residual=torch.cat([self.residual, other.residual]),
+            root=torch.cat([self.root, other.root]),
+            log_likelihood=self.log_likelihood + other.log_likelihood,
+        )
+
+
+def _outputs(features: JacobianFeatures, inputs: Inputs) -> Float[Tensor, "N K"]:
+    outputs = features.outputs(inputs)
+    if not outputs.isfinite().all():
+        row = int((~outputs.isfinite()).any(1).nonzero()[0])
+        raise InputError(f"The network's output for example {row} holds NaN or infinity. Look at that example.")
+    return outputs
+
+
+def _double(targets: Tensor) -> Tensor:
+    return targets.double() if targets.is_floating_point() else targets

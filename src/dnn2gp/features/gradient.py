@@ -1,0 +1,41 @@
+"""Gradient features (empirical Fisher): φ = gᵢ = ∇_w ℓᵢ(w), v = 1, D = 1, one column an example."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.features.base import FeatureMap
+from dnn2gp.features.functional import JacobianFeatures
+from dnn2gp.inputs import Inputs, leaves
+
+
+class GradientFeatures(FeatureMap):
+    """φ_w(x, y) = ∇_w ℓ(y, f_w(x)) = J_w(x)ᵀ r_w(x, y) ∈ R^{P×1}, so that ∇²ℓ ≈ φ φᵀ.
+
+    An example is x with the residual r_w(x, y) that it has at the anchor: the tuple that `pair` makes.
+    """
+
+    def __init__(self, jacobian: JacobianFeatures, form: Inputs) -> None:
+        """Gradients at the anchor of `jacobian`; `form` shows how the inputs x are packed."""
+        self.jacobian_features = jacobian
+        self.anchor, self.memory_budget = jacobian.anchor, jacobian.memory_budget
+        self.num_weights, self.num_outputs = jacobian.num_weights, 1
+        self._form = form
+
+    @staticmethod
+    def pair(inputs: Inputs, residual: Float[Tensor, "N K"]) -> tuple[Tensor, ...]:
+        """(x, r_w(x, y)) as one set of inputs."""
+        return (*leaves(inputs), residual)
+
+    def jacobian(self, inputs: Inputs) -> Float[Tensor, "N 1 P"]:
+        """gᵢᵀ of each example."""
+        *xs, residual = leaves(inputs)
+        return self.jacobian_features.pull_each(self._unpack(xs), residual).unsqueeze(1)
+
+    def _unpack(self, xs: list[Tensor]) -> Inputs:
+        if isinstance(self._form, Tensor):
+            return xs[0]
+        if isinstance(self._form, dict):
+            return dict(zip(self._form, xs, strict=True))
+        return type(self._form)(xs)

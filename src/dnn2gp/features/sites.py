@@ -1,0 +1,94 @@
+"""The rows of all sites, Φ = SᵀJ V^{½} (M × P), kept in memory where the budget allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.features.base import FeatureMap, Whitener
+from dnn2gp.inputs import Inputs, num_examples, take
+from dnn2gp.memory import chunks, require
+from dnn2gp.progress import track
+
+# The share of the memory budget that the rows of the training data may hold between predictions.
+_SHARE = 0.25
+
+
+class SiteFeatures:
+    """Φ = SᵀJ V^{½} of a data set, so that ΦΦᵀ = SᵀKS; rows ordered example by example.
+
+    Kept after the first use if it fits into a quarter of the memory budget, so that predictions do not differentiate
+    the training data again; otherwise made anew, chunk by chunk, each time.
+    """
+
+    def __init__(
+        self,
+        features: FeatureMap,
+        inputs: Inputs,
+        root: Float[Tensor, "N Q R"],
+        precision: Whitener,
+        rows: Float[Tensor, "M P"] | None = None,
+    ) -> None:
+        """Sites of `inputs` with roots S, under the weight covariance V of `precision`."""
+        self.features, self.inputs, self.root, self.precision = features, inputs, root, precision
+        self.size = root.shape[0] * root.shape[2]
+        self._rows = rows
+
+    def gram(self) -> Float[Tensor, "M M"]:
+        """ΦΦᵀ = Sᵀ K S, in float64."""
+        result = torch.empty(self.size, self.size, dtype=torch.float64, device=self.root.device)
+        for rows, block in self.blocks():
+            for columns, other in self.blocks():
+                if columns.start > rows.start:
+                    break
+                product = block @ (block if columns == rows else other).T
+                result[rows, columns] = product.double()
+                result[columns, rows] = product.T.double()
+        return result
+
+    def cross(self, white: Float[Tensor, "n Q P"]) -> Float[Tensor, "n Q M"]:
+        """J(x) V Jᵀ S for whitened rows J(x) V^{½} of other inputs."""
+        result = white.new_empty(*white.shape[:2], self.size)
+        for part, block in self.blocks():
+            result[..., part] = white @ block.to(white.dtype).T
+        return result
+
+    def joined(self, other: SiteFeatures) -> Float[Tensor, "M P"] | None:
+        """The rows of both, if both are kept."""
+        if self._rows is None or other._rows is None:
+            return None
+        return torch.cat([self._rows, other._rows])
+
+    def all_rows(self) -> Float[Tensor, "M P"]:
+        """Φ in memory, or an error with the figures."""
+        bytes_needed = self.size * self.features.num_weights * self.root.element_size()
+        require(
+            2 * bytes_needed,
+            self.features.budget(),
+            f"Keeping the features of {self.size} sites and {self.features.num_weights} weights",
+            "Raise memory_budget, or use inference=WeightSpace.",
+        )
+        return torch.cat([block for _, block in self.blocks()])
+
+    def blocks(self) -> Iterator[tuple[slice, Float[Tensor, "m P"]]]:
+        """Consecutive blocks of rows of Φ."""
+        if self._rows is None and self._fits():
+            self._rows = torch.cat([block for _, block in self._computed("features of the data")])
+        if self._rows is not None:
+            yield slice(0, self.size), self._rows
+        else:
+            yield from self._computed("features of the data, made anew")
+
+    def _computed(self, what: str) -> Iterator[tuple[slice, Float[Tensor, "m P"]]]:
+        rank = self.root.shape[2]
+        parts = list(chunks(num_examples(self.inputs), self.features.chunk(self.inputs, 0.25)))
+        for part in track(parts, what):
+            rows = self.root[part].mT @ self.features.jacobian(take(self.inputs, part))
+            yield slice(part.start * rank, part.stop * rank), self.precision.whiten(rows).flatten(0, 1)
+
+    def _fits(self) -> bool:
+        size = torch.finfo(self.root.dtype).bits // 8
+        return self.size * self.features.num_weights * size <= _SHARE * self.features.budget()

@@ -1,0 +1,138 @@
+"""Step C: the Gaussian process that the network is. It predicts, samples, gives its kernel and its evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.data import read_data
+from dnn2gp.errors import InputError
+from dnn2gp.evidence import Evidence, EvidenceGradient, evidence, evidence_gradient
+from dnn2gp.expansion import Expansion
+from dnn2gp.features import JacobianFeatures
+from dnn2gp.gaussian import Gaussian
+from dnn2gp.inference import Inference, WeightSpace
+from dnn2gp.inputs import Inputs, check_inputs
+from dnn2gp.kernels import Kernel
+from dnn2gp.likelihoods import Likelihood
+from dnn2gp.linear_model import LinearModel
+from dnn2gp.network import Network
+from dnn2gp.predictive import Predictive
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionSamples:
+    """Samples of whole functions: f_s(x) = f_w(x) + J(x)(w_s − w). The same functions at every call."""
+
+    features: JacobianFeatures
+    weights: Float[Tensor, "S P"]
+
+    def __call__(self, inputs: Inputs) -> Float[Tensor, "S N *shape"]:
+        """The values of each function at the inputs."""
+        network = self.features.network
+        inputs = network.check_inputs(check_inputs(inputs))
+        moves = (self.weights - self.features.anchor).T
+        values = self.features.outputs(inputs)[..., None] + self.features.jvp(inputs, moves)
+        return values.permute(2, 0, 1).reshape(len(self.weights), -1, *network.output_shape)
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianProcess:
+    """f ~ GP(J(x)m, J(x) V J(x')ᵀ) conditioned on the transformed data, Eq. (9): the network as a GP."""
+
+    features: JacobianFeatures
+    inference: Inference
+    likelihood: Likelihood
+
+    @property
+    def network(self) -> Network:
+        """f_w(x), the network as a function of its weights."""
+        return self.features.network
+
+    @property
+    def model(self) -> LinearModel:
+        """The linear model of step B."""
+        return self.inference.model
+
+    @property
+    def prior(self) -> Gaussian:
+        """N(m, V) over the weights."""
+        return self.model.prior
+
+    @property
+    def kernel(self) -> Kernel:
+        """The prior kernel κ(x, x') = J(x) V J(x')ᵀ."""
+        return Kernel(self.features, self.prior.precision)
+
+    @cached_property
+    def posterior(self) -> Gaussian:
+        """N(μ, Σ̃) over the weights (P × P; for function space it is formed here)."""
+        inference = self.inference
+        precision = inference.precision if isinstance(inference, WeightSpace) else WeightSpace(self.model).precision
+        return Gaussian(inference.mean, precision)
+
+    def prior_mean(self, inputs: Inputs) -> Float[Tensor, "N *shape"]:
+        """J(x) m."""
+        return self._linear(inputs, self.prior.mean)
+
+    def mean(self, inputs: Inputs) -> Float[Tensor, "N *shape"]:
+        """E[f(x) | D̃] = J(x) μ: the posterior mean over transformed outputs, as the paper draws it."""
+        return self._linear(inputs, self.inference.mean)
+
+    def covariance(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
+        """Cov(f(x), f(x') | D̃) = J(x) Σ̃ J(x')ᵀ, jointly over all inputs."""
+        inputs = self._checked(inputs)
+        other = None if other is None else self._checked(other)
+        return self.inference.covariance(self.features, inputs, other).to(self.features.anchor.dtype)
+
+    def predict(self, inputs: Inputs, likelihood: Likelihood | None = None) -> Predictive:
+        """The predictive distribution of y, Appendix B. `likelihood` gives the noise at these inputs if it differs."""
+        inputs = self._checked(inputs)
+        outputs = self.features.outputs(inputs)
+        shift = -self.features.jvp(inputs, self.inference.step[:, None])[..., 0]
+        return Predictive(
+            likelihood=likelihood or self.likelihood,
+            output_shape=self.network.output_shape,
+            outputs=outputs,
+            shift=shift,
+            latent_covariance=self.inference.marginal(self.features, inputs).to(outputs.dtype),
+        )
+
+    def sample_functions(self, num_samples: int, generator: torch.Generator | None = None) -> FunctionSamples:
+        """Functions drawn from the posterior, to be evaluated wherever and as often as one likes."""
+        if num_samples < 1:
+            raise InputError(f"num_samples must be at least 1; got {num_samples}.")
+        return FunctionSamples(self.features, self.inference.sample_weights(num_samples, generator))
+
+    def condition(self, data: object, likelihood: Likelihood | None = None) -> GaussianProcess:
+        """The GP after more data, without retraining: p(f | D̃, D̃') with D̃' expanded at the same weights."""
+        extra = read_data(data)
+        inputs = self._checked(extra.inputs)
+        likelihood = likelihood or self.likelihood
+        network = self.network
+        targets = likelihood.check_targets(extra.targets, extra.num_examples, network.num_outputs, network.dtype)
+        expand = Expansion.gauss_newton
+        if self.model.expansion.features is not self.features:
+            raise InputError("Conditioning is defined for Gauss-Newton features; this GP has gradient features.")
+        expansion = expand(self.features, inputs, targets.to(network.device), likelihood)
+        return GaussianProcess(self.features, self.inference.conditioned(expansion), self.likelihood)
+
+    def evidence(self) -> Evidence:
+        """The log marginal likelihood of the data, by its terms."""
+        return evidence(self.inference, self.likelihood)
+
+    def evidence_gradient(self) -> EvidenceGradient:
+        """Its gradients with respect to δ and σ."""
+        return evidence_gradient(self.inference, self.likelihood)
+
+    def _linear(self, inputs: Inputs, weights: Float[Tensor, " P"]) -> Tensor:
+        inputs = self._checked(inputs)
+        values = self.features.jvp(inputs, weights[:, None])[..., 0]
+        return values.reshape(len(values), *self.network.output_shape)
+
+    def _checked(self, inputs: Inputs) -> Inputs:
+        return self.network.check_inputs(check_inputs(inputs))

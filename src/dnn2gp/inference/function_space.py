@@ -1,0 +1,155 @@
+"""Inference in function space: A = I + SᵀKS over the M sites, with K = J V Jᵀ. Λ⁻¹ never appears."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.expansion import Expansion
+from dnn2gp.features import FeatureMap, SiteFeatures
+from dnn2gp.inference.base import Cost, Inference
+from dnn2gp.inputs import Inputs, num_examples, take
+from dnn2gp.linear_model import LinearModel
+from dnn2gp.memory import chunks, require
+from dnn2gp.progress import track
+from dnn2gp.structures import cholesky
+
+_KNOB = "Raise the prior precision δ or the noise σ, or use float64."
+
+
+@final
+class FunctionSpace(Inference):
+    """Σ̃ = V − V JᵀS A⁻¹ SᵀJ V, exact for every likelihood (softmax's singular Λ included)."""
+
+    name = "function space"
+
+    def __init__(
+        self,
+        model: LinearModel,
+        factor: Float[Tensor, "M M"] | None = None,
+        sites: SiteFeatures | None = None,
+    ) -> None:
+        """Form and factorise A = L Lᵀ, unless the factor is given."""
+        self.model = model
+        expansion, size = model.expansion, model.expansion.num_sites
+        require(
+            3 * 8 * size**2,
+            expansion.features.budget(),
+            f"The kernel matrix of {expansion.num_examples} examples ({size} × {size})",
+            "Use weight space (inference=WeightSpace), whose size is the number of weights, or fewer examples.",
+        )
+        self.sites = sites or SiteFeatures(
+            expansion.features, expansion.inputs, expansion.root, model.prior.precision
+        )
+        if factor is None:
+            matrix = self.sites.gram()
+            matrix.diagonal().add_(1)
+            factor = cholesky(matrix, "I + SᵀKS", _KNOB)
+        self.factor = factor
+
+    @classmethod
+    def cost(cls, num_sites: int, num_weights: int) -> Cost:
+        """M²(P + M/3) operations, three M × M matrices in float64."""
+        operations = float(num_sites) ** 2 * (num_weights + num_sites / 3)
+        return Cost(cls.name, num_sites, operations, 3 * 8 * num_sites**2)
+
+    def covariance_matmul(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
+        """Σ̃ v = V v − V JᵀS A⁻¹ SᵀJ V v."""
+        scaled = self.model.prior.precision.solve(vectors.double())
+        return scaled - self._pull(torch.cholesky_solve(self._push(scaled), self.factor))
+
+    def covariance(
+        self, features: FeatureMap, inputs: Inputs, other: Inputs | None = None
+    ) -> Float[Tensor, "N K M K"]:
+        """κ(x, x') − κ(x, X) S A⁻¹ Sᵀ κ(X, x')."""
+        prior = features.kernel_full(inputs, self.model.prior.precision, other).double()
+        left = self._reduction(features, inputs)
+        right = left if other is None else self._reduction(features, other)
+        return prior - torch.einsum("nks,mls->nkml", left, right)
+
+    def marginal(self, features: FeatureMap, inputs: Inputs) -> Float[Tensor, "N K K"]:
+        """κ(x, x) − κ(x, X) S A⁻¹ Sᵀ κ(X, x) of each example."""
+        blocks = []
+        for part in track(self._parts(features, inputs), "posterior variances"):
+            white = self.model.prior.precision.whiten(features.jacobian(take(inputs, part)))
+            reduction = self._reduce(white)
+            blocks.append((white.double() @ white.double().mT) - reduction @ reduction.mT)
+        return torch.cat(blocks)
+
+    def log_det_ratio(self) -> Float[Tensor, ""]:
+        """log |A|."""
+        return 2 * self.factor.diagonal().log().sum()
+
+    def weight_variances(self) -> Float[Tensor, " P"]:
+        """diag(Σ̃) = diag(V) − Σ_m (L⁻¹ SᵀJ V)²_mp."""
+        prior = self.model.prior.precision
+        rows = prior.unwhiten(self.sites.all_rows().double().T).T
+        return prior.inverse_diagonal().double() - self._solve(rows).square().sum(0)
+
+    def sample_weights(self, num_samples: int, generator: torch.Generator | None) -> Float[Tensor, "S P"]:
+        """Matheron's rule: w = μ + w̃ − V JᵀS A⁻¹ (SᵀJ w̃ + ε), w̃ ~ N(0, V), ε ~ N(0, I)."""
+        device = self.factor.device
+
+        def normal(size: int) -> Tensor:
+            return torch.randn(size, num_samples, generator=generator, dtype=torch.float64, device=device)
+
+        prior = self.model.prior.precision.unwhiten(normal(self.model.prior.precision.size)).double()
+        surprise = self._push(prior) + normal(len(self.factor))
+        correction = self._pull(torch.cholesky_solve(surprise, self.factor))
+        return (self.mean.double()[:, None] + prior - correction).T.to(self.mean.dtype)
+
+    def conditioned(self, expansion: Expansion) -> FunctionSpace:
+        """One more block row of the Cholesky factor: the old block is not touched."""
+        new = SiteFeatures(expansion.features, expansion.inputs, expansion.root, self.model.prior.precision)
+        old_size, new_size = len(self.factor), new.size
+        cross = torch.cat([self.sites.cross(block.unsqueeze(1))[:, 0] for _, block in new.blocks()]).double()
+        edge = self._solve(cross.T)
+        schur = new.gram() - edge.T @ edge
+        schur.diagonal().add_(1)
+        factor = self.factor.new_zeros(old_size + new_size, old_size + new_size)
+        factor[:old_size, :old_size] = self.factor
+        factor[old_size:, :old_size] = edge.T
+        factor[old_size:, old_size:] = cholesky(schur, "The Schur complement of the new data in I + SᵀKS", _KNOB)
+        joined = self.model.expansion.joined(expansion)
+        sites = SiteFeatures(
+            joined.features, joined.inputs, joined.root, self.model.prior.precision, self.sites.joined(new)
+        )
+        return FunctionSpace(LinearModel(joined, self.model.prior), factor, sites)
+
+    def state(self) -> dict[str, Tensor]:
+        """The Cholesky factor of A."""
+        return {"factor": self.factor}
+
+    def _push(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "M S"]:
+        """Sᵀ J v."""
+        expansion = self.model.expansion
+        pushed = expansion.features.jvp(expansion.inputs, vectors.to(expansion.anchor.dtype))
+        return (expansion.root.mT @ pushed).flatten(0, 1).double()
+
+    def _pull(self, sites: Float[Tensor, "M S"]) -> Float[Tensor, "P S"]:
+        """V Jᵀ S a."""
+        expansion = self.model.expansion
+        shaped = sites.to(expansion.root.dtype).unflatten(0, (expansion.num_examples, -1))
+        pulled = expansion.features.vjp(expansion.inputs, expansion.root @ shaped)
+        return self.model.prior.precision.solve(pulled.double())
+
+    def _reduction(self, features: FeatureMap, inputs: Inputs) -> Float[Tensor, "N K M"]:
+        """κ(x, X) S L⁻ᵀ."""
+        precision = self.model.prior.precision
+        parts = self._parts(features, inputs)
+        whites = (precision.whiten(features.jacobian(take(inputs, part))) for part in parts)
+        return torch.cat([self._reduce(white) for white in track(whites, "cross kernel", total=len(parts))])
+
+    def _parts(self, features: FeatureMap, inputs: Inputs) -> list[slice]:
+        return list(chunks(num_examples(inputs), features.chunk(inputs, 0.25)))
+
+    def _reduce(self, white: Float[Tensor, "n K P"]) -> Float[Tensor, "n K M"]:
+        cross = self.sites.cross(white).double()
+        return self._solve(cross.flatten(0, 1).T).T.unflatten(0, cross.shape[:2])
+
+    def _solve(self, right: Float[Tensor, "M S"]) -> Float[Tensor, "M S"]:
+        """L⁻¹ b."""
+        return torch.linalg.solve_triangular(self.factor, right, upper=False)

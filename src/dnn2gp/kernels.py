@@ -1,0 +1,41 @@
+"""Step C: the kernel κ(x, x') = J(x) V J(x')ᵀ, Eq. (9); for V = I the neural tangent kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dnn2gp.features import FeatureMap, JacobianFeatures
+from dnn2gp.inputs import Inputs, check_inputs
+from dnn2gp.network import Network
+from dnn2gp.structures import Diagonal, Structure
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """κ(x, x') = φ(x)ᵀ V φ(x'), a K × K matrix for each pair of inputs, with V⁻¹ the `precision` of the weights."""
+
+    features: FeatureMap
+    precision: Structure
+
+    @staticmethod
+    def neural_tangent(network: nn.Module, inputs: Inputs, memory_budget: int | None = None) -> Kernel:
+        """J(x) J(x')ᵀ at the present weights: the kernel of Eq. (9) at δ = 1. `inputs` are a few examples."""
+        function = Network(network, check_inputs(inputs))
+        features = JacobianFeatures(function, function.check_inputs(inputs), memory_budget=memory_budget)
+        return Kernel(features, Diagonal(torch.ones_like(function.weights)))
+
+    def full(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
+        """All of it: [n, k, m, l] = J_k(x_n) V J_l(x_m)ᵀ."""
+        return self.features.kernel_full(inputs, self.precision, other).to(self.features.anchor.dtype)
+
+    def trace(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N M"]:
+        """tr κ(x, x'), as the paper draws it: the kernels of the outputs, summed."""
+        return self.features.kernel_trace(inputs, self.precision, other).to(self.features.anchor.dtype)
+
+    def diagonal(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N M K"]:
+        """κ_kk(x, x') for each output k."""
+        return self.features.kernel_diagonal(inputs, self.precision, other).to(self.features.anchor.dtype)

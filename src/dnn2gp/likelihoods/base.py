@@ -1,0 +1,167 @@
+"""The interface of a likelihood: everything the package needs to know about p(y|f)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from dnn2gp.errors import FileFormatError, InputError, NotPositiveDefiniteError
+
+_REGISTRY: dict[str, type[Likelihood]] = {}
+
+
+class Likelihood(ABC):
+    """p(y|f) for N independent examples with K network outputs each, written with the paper's loss ℓ as
+
+        log p(y|f) = −ℓ(y, f) − log Z(f, y),     r = ∇_f ℓ,     Λ = ∇²_ff ℓ = S Sᵀ,     h(f) = E[y|f].
+
+    A subclass that sets `name` is registered under it and can be loaded again by `likelihood_from_state`.
+    """
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            _register(cls)
+
+    @abstractmethod
+    def check_targets(self, targets: object, num_examples: int, num_outputs: int, dtype: torch.dtype) -> Tensor:
+        """The targets in this likelihood's canonical form, or an `InputError` that says what to change."""
+
+    @abstractmethod
+    def loss(self, f: Float[Tensor, "N K"], y: Shaped[Tensor, "N ..."]) -> Float[Tensor, " N"]:
+        """ℓ(y_n, f_n), without the normaliser."""
+
+    @abstractmethod
+    def log_normaliser(self, f: Float[Tensor, "N K"], y: Shaped[Tensor, "N ..."]) -> Float[Tensor, " N"]:
+        """log Z(f_n, y_n) = −log p(y_n|f_n) − ℓ(y_n, f_n)."""
+
+    @abstractmethod
+    def mean(self, f: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
+        """The inverse link h(f) = E[y|f]."""
+
+    @abstractmethod
+    def mean_jacobian(self, f: Float[Tensor, "N K"]) -> Float[Tensor, "N K K"]:
+        """D = ∂h/∂f."""
+
+    @abstractmethod
+    def residual(self, f: Float[Tensor, "N K"], y: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N K"]:
+        """r = ∇_f ℓ(y, f)."""
+
+    @abstractmethod
+    def noise_precision_root(
+        self, f: Float[Tensor, "N K"], y: Shaped[Tensor, "N ..."] | None = None
+    ) -> Float[Tensor, "N K R"]:
+        """S with S Sᵀ = Λ; R ≤ K columns, so that a singular Λ needs no inverse and no jitter."""
+
+    @abstractmethod
+    def covariance(self, f: Float[Tensor, "N K"]) -> Float[Tensor, "N K K"]:
+        """Cov(y|f), the aleatoric part of Appendix B."""
+
+    @abstractmethod
+    def sample(
+        self, f: Float[Tensor, "N K"], num_samples: int, generator: torch.Generator | None
+    ) -> Shaped[Tensor, "S N ..."]:
+        """Draws of y ~ p(y|f) in canonical form. Without a generator: a fresh seed; the global RNG is left alone."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """The parameters as named tensors, detached, for saving."""
+
+    @classmethod
+    @abstractmethod
+    def from_state(cls, state: dict[str, Tensor]) -> Likelihood:
+        """The likelihood whose `state` this is."""
+
+    def take(self, index: slice | Shaped[Tensor, " M"]) -> Likelihood:
+        """The likelihood of these examples only; itself, unless it has per-example parameters."""
+        return self
+
+    def noise_precision(
+        self, f: Float[Tensor, "N K"], y: Shaped[Tensor, "N ..."] | None = None
+    ) -> Float[Tensor, "N K K"]:
+        """Λ = ∇²_ff ℓ = S Sᵀ."""
+        root = self.noise_precision_root(f, y)
+        return root @ root.mT
+
+    @final
+    def log_prob(self, f: Float[Tensor, "N K"], y: Shaped[Tensor, "N ..."]) -> Float[Tensor, " N"]:
+        """log p(y|f) = −ℓ(y, f) − log Z(f, y)."""
+        return -self.loss(f, y) - self.log_normaliser(f, y)
+
+    @final
+    def inverse_map(
+        self, transformed: Float[Tensor, "N K"], f: Float[Tensor, "N K"], linear: Float[Tensor, "N K"]
+    ) -> Float[Tensor, "N K"]:
+        """Appendix B, the map from a transformed output ỹ back to y, with `linear` = J w*:
+
+        y = h(f) + (∂h/∂f) (ỹ − J w*).
+        """
+        step = self.mean_jacobian(f) @ (transformed - linear).unsqueeze(-1)
+        return self.mean(f) + step.squeeze(-1)
+
+
+class ClassificationLikelihood(Likelihood):
+    """A likelihood whose mean h(f) is a probability: sigmoid or softmax."""
+
+    @final
+    def probit(self, f_mean: Float[Tensor, "N K"], f_covariance: Float[Tensor, "N K K"]) -> Float[Tensor, "N K"]:
+        """MacKay's probit approximation of E[h(f)] for f ~ N(m, C), which uses only the variances C_kk:
+
+        E[h(f)] ≈ h(m_k / √(1 + π C_kk / 8)).
+        """
+        variance = f_covariance.diagonal(dim1=-2, dim2=-1)
+        scale = 1 + (math.pi / 8) * variance
+        bad = ~(scale > 0)
+        if bool(bad.any()):
+            row, output = bad.nonzero()[0].tolist()
+            raise NotPositiveDefiniteError(
+                f"f_covariance must have variances >= 0 on its diagonal, got {variance[row, output].item():.6g} for "
+                f"example {row}, output {output}. Compute the covariance in float64, or check the matrix it comes from."
+            )
+        return self.mean(f_mean / scale.sqrt())
+
+
+def likelihood_from_state(name: str, state: dict[str, Tensor]) -> Likelihood:
+    """The likelihood registered as `name`, with the parameters in `state`: the inverse of (`name`, `state()`)."""
+    if name not in _REGISTRY:
+        known = ", ".join(repr(key) for key in sorted(_REGISTRY))
+        raise InputError(
+            f"expected the name of a likelihood, one of {known}, got {name!r}. Import the module that defines it first."
+        )
+    return _REGISTRY[name].from_state(state)
+
+
+def check_state_keys(name: str, state: dict[str, Tensor], expected: set[str]) -> None:
+    """A `FileFormatError` unless `state` holds exactly the expected tensors."""
+    if set(state) != expected:
+        raise FileFormatError(
+            f"the state of a {name!r} likelihood must hold exactly {sorted(expected)}, got {sorted(state)}. "
+            "The file is damaged or of another version: save the likelihood again."
+        )
+
+
+def own_generator(generator: torch.Generator | None, device: torch.device) -> torch.Generator:
+    """The given generator, or a new one with a fresh seed, so that the global RNG is never drawn from."""
+    if generator is not None:
+        return generator
+    fresh = torch.Generator(device=device)
+    fresh.seed()
+    return fresh
+
+
+def _register(cls: type[Likelihood]) -> None:
+    """Enter a class under its name; the same class may be defined again (a notebook cell), another may not."""
+    known = _REGISTRY.get(cls.name)
+    if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise TypeError(
+            f"the likelihood name {cls.name!r} belongs to {known.__module__}.{known.__qualname__}; "
+            f"give {cls.__qualname__} another name."
+        )
+    _REGISTRY[cls.name] = cls

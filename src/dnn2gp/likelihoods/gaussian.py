@@ -1,0 +1,140 @@
+"""Gaussian noise: one σ, a σ for each output, or a σ for each example."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from dnn2gp.errors import InputError
+from dnn2gp.likelihoods.base import Likelihood, check_state_keys, own_generator
+from dnn2gp.likelihoods.targets import require_columns, require_dtype, require_finite, require_targets
+
+
+@final
+class GaussianLikelihood(Likelihood):
+    """p(y|f) = Π_k N(y_k | f_k, σ_k²), the squared loss of Appendix B:
+
+        ℓ = ½ Σ_k (y_k − f_k)² / σ_k²,   log Z = Σ_k log σ_k + (K/2) log 2π,   r = (f − y)/σ²,   Λ = diag(σ⁻²).
+
+    `sigma` is a number or 0-d tensor (one σ for all), a 1-D tensor (K,) (a σ per output), or a 2-D tensor (N, 1) or
+    (N, K) (a σ per example). A tensor is kept as it is, gradient included, and converted to f's dtype at use.
+    """
+
+    name: ClassVar[str] = "gaussian"
+
+    def __init__(self, sigma: float | int | Tensor) -> None:
+        self.sigma: Tensor = sigma if isinstance(sigma, Tensor) else torch.tensor(float(sigma), dtype=torch.float64)
+        _check_sigma(self.sigma)
+
+    def check_targets(
+        self, targets: object, num_examples: int, num_outputs: int, dtype: torch.dtype
+    ) -> Float[Tensor, "N K"]:
+        """Targets of the network's dtype, finite, as (N, K)."""
+        given = require_targets(targets, num_examples)
+        require_dtype(given, dtype)
+        columns = require_columns(given, num_outputs)
+        require_finite(columns)
+        self._sigma_like(columns)
+        return columns
+
+    def loss(self, f: Float[Tensor, "N K"], y: Float[Tensor, "N K"]) -> Float[Tensor, " N"]:
+        """ℓ = ½ Σ_k ((y_k − f_k)/σ_k)²."""
+        return 0.5 * ((y - f) / self._sigma_like(f)).square().sum(-1)
+
+    def log_normaliser(self, f: Float[Tensor, "N K"], y: Float[Tensor, "N K"]) -> Float[Tensor, " N"]:
+        """log Z = Σ_k log σ_k + (K/2) log 2π."""
+        return self._sigma_like(f).log().sum(-1) + 0.5 * f.shape[-1] * math.log(2 * math.pi)
+
+    def mean(self, f: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
+        """h(f) = f."""
+        return f
+
+    def mean_jacobian(self, f: Float[Tensor, "N K"]) -> Float[Tensor, "N K K"]:
+        """∂h/∂f = I."""
+        return torch.diag_embed(torch.ones_like(f))
+
+    def residual(self, f: Float[Tensor, "N K"], y: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
+        """r = σ⁻² (f − y), divided twice so that σ² cannot underflow."""
+        sigma = self._sigma_like(f)
+        return (f - y) / sigma / sigma
+
+    def noise_precision_root(
+        self, f: Float[Tensor, "N K"], y: Float[Tensor, "N K"] | None = None
+    ) -> Float[Tensor, "N K K"]:
+        """S = diag(σ⁻¹)."""
+        return torch.diag_embed(self._sigma_like(f).reciprocal())
+
+    def covariance(self, f: Float[Tensor, "N K"]) -> Float[Tensor, "N K K"]:
+        """Cov(y|f) = diag(σ²)."""
+        return torch.diag_embed(self._sigma_like(f).square())
+
+    def sample(
+        self, f: Float[Tensor, "N K"], num_samples: int, generator: torch.Generator | None
+    ) -> Float[Tensor, "S N K"]:
+        """y = f + σ ε with ε ~ N(0, I)."""
+        noise = torch.randn(
+            (num_samples, *f.shape), generator=own_generator(generator, f.device), dtype=f.dtype, device=f.device
+        )
+        return f + self._sigma_like(f) * noise
+
+    def take(self, index: slice | Shaped[Tensor, " M"]) -> GaussianLikelihood:
+        """The rows of a per-example σ; the likelihood itself for a shared σ."""
+        return GaussianLikelihood(self.sigma[index]) if self.sigma.ndim == 2 else self
+
+    def state(self) -> dict[str, Tensor]:
+        """σ, as it was given."""
+        return {"sigma": self.sigma.detach().clone(memory_format=torch.contiguous_format)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor]) -> GaussianLikelihood:
+        """The likelihood with this σ."""
+        check_state_keys(cls.name, state, {"sigma"})
+        return cls(state["sigma"])
+
+    def _sigma_like(self, f: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
+        """σ as (N, K) in f's dtype and on its device, if it fits f."""
+        _check_fit(self.sigma, *f.shape)
+        sigma = self.sigma.to(device=f.device, dtype=f.dtype)
+        if sigma.dtype != self.sigma.dtype:
+            _check_sigma(sigma)
+        return sigma.expand(f.shape)
+
+
+def _check_sigma(sigma: Tensor) -> None:
+    """σ must be a real floating-point tensor of at most two dimensions, finite and positive."""
+    if not sigma.is_floating_point() or sigma.ndim > 2:
+        raise InputError(
+            "expected sigma as a number or a floating-point tensor of shape (), (K,), (N, 1) or (N, K), got shape "
+            f"{tuple(sigma.shape)} and dtype {sigma.dtype}. Reshape it, or use sigma.to(torch.float32)."
+        )
+    bad = ~(sigma.isfinite() & (sigma > 0))
+    if bool(bad.any()):
+        first = tuple(bad.nonzero()[0].tolist())
+        raise InputError(
+            f"expected a finite sigma > 0, got {sigma[first].item()} at index {first} (shape {tuple(sigma.shape)}, "
+            f"dtype {sigma.dtype}). sigma is the noise's standard deviation, in the targets' units and the "
+            "network's dtype: rescale the targets, or parametrise sigma as exp(log_sigma)."
+        )
+
+
+def _check_fit(sigma: Tensor, num_examples: int, num_outputs: int) -> None:
+    """A σ per output needs K entries, a σ per example N rows of 1 or K entries."""
+    if sigma.ndim == 1 and sigma.shape[0] != num_outputs:
+        raise InputError(
+            f"expected a 1-D sigma with one entry for each of the {num_outputs} network outputs, got "
+            f"{sigma.shape[0]} entries. Noise per example is written with shape (N, 1): use sigma.unsqueeze(-1)."
+        )
+    if sigma.ndim == 2 and sigma.shape[0] != num_examples:
+        raise InputError(
+            f"this likelihood has a sigma for each of {sigma.shape[0]} examples, but was applied to {num_examples}. "
+            "Pass likelihood=GaussianLikelihood(sigma_for_these_points) to predict."
+        )
+    if sigma.ndim == 2 and sigma.shape[1] not in (1, num_outputs):
+        raise InputError(
+            f"expected a per-example sigma of shape ({num_examples}, 1) or ({num_examples}, {num_outputs}), got "
+            f"{tuple(sigma.shape)}. Give one column, or one per network output."
+        )

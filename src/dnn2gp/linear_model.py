@@ -1,0 +1,75 @@
+"""Step B: the linear model on transformed data whose posterior is the Gaussian of step A, Eq. (8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.errors import InputError
+from dnn2gp.expansion import Expansion
+from dnn2gp.gaussian import Gaussian
+from dnn2gp.inputs import Inputs
+from dnn2gp.structures import Dense, Structure
+
+
+@dataclass(frozen=True, eq=False)
+class TransformedData:
+    """D̃ = {(xᵢ, ỹᵢ)} in natural form: the precision Λᵢ of each site and Λᵢ ỹᵢ = Λᵢ Jᵢ w − rᵢ.
+
+    Λ may be singular (softmax has rank K−1), so ỹ itself is only a view for those who want to look at it.
+    """
+
+    inputs: Inputs
+    noise_precision: Float[Tensor, "N Q Q"]
+    weighted_outputs: Float[Tensor, "N Q"]
+
+    @property
+    def outputs(self) -> Float[Tensor, "N Q"]:
+        """ỹ = Λ⁺ (Λ J w − r): the transformed outputs on the range of Λ."""
+        inverse = torch.linalg.pinv(self.noise_precision, hermitian=True)
+        return (inverse @ self.weighted_outputs.unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearModel:
+    """ỹ = φ(x)ᵀ w + ε,  ε ~ N(0, D⁻¹),  w ~ N(m, V): Eq. (8) with (m, V) = (0, δ⁻¹I)."""
+
+    expansion: Expansion
+    prior: Gaussian
+
+    def __post_init__(self) -> None:
+        """Prior and features must speak of the same weights."""
+        if self.prior.precision.size != self.expansion.features.num_weights:
+            raise InputError(
+                f"A prior of {self.prior.precision.size} weights, but features of {self.expansion.features.num_weights}."
+            )
+
+    @staticmethod
+    def from_laplace(expansion: Expansion, prior: Gaussian) -> LinearModel:
+        """Theorem 1: at a minimum the posterior of this model is the Laplace-GGN approximation."""
+        return LinearModel(expansion, prior)
+
+    @cached_property
+    def transformed_data(self) -> TransformedData:
+        """D̃, anchored at w."""
+        expansion = self.expansion
+        linear = expansion.features.jvp(expansion.inputs, expansion.anchor[:, None])
+        precision = expansion.noise_precision()
+        return TransformedData(expansion.inputs, precision, (precision @ linear).squeeze(-1) - expansion.residual)
+
+    @cached_property
+    def gradient(self) -> Float[Tensor, " P"]:
+        """∇ℓ̄(w) = Σᵢ φᵢ vᵢ + V⁻¹ (w − m), in float64."""
+        gap = (self.expansion.anchor.double() - self.prior.mean.double())[:, None]
+        return self.expansion.gradient().double() + self.prior.precision.matmul(gap)[:, 0]
+
+    def posterior(self, structure: type[Structure] = Dense) -> Gaussian:
+        """p(w | D̃) = N(w | w − Σ̃ ∇ℓ̄(w), Σ̃): for any anchor w, one Gauss-Newton step away from it."""
+        expansion = self.expansion
+        precision = structure.from_ggn(self.prior.precision, expansion.features, expansion.inputs, expansion.root)
+        step = precision.solve(self.gradient[:, None])[:, 0]
+        return Gaussian((expansion.anchor.double() - step).to(expansion.anchor.dtype), precision)

@@ -1,0 +1,72 @@
+"""The baseline that the paper compares with: weights sampled from a Gaussian, sent through the network itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.errors import InputError
+from dnn2gp.gaussian import Gaussian
+from dnn2gp.inputs import Inputs, check_inputs
+from dnn2gp.likelihoods import Likelihood
+from dnn2gp.network import Network
+from dnn2gp.progress import track
+
+
+@dataclass(frozen=True, eq=False)
+class SampledPredictive:
+    """DNN-Laplace (or DNN-VI): moments over S networks f_{w_s}, w_s ~ q(w).
+
+        mean        (1/S) Σ_s h(f_s)
+        aleatoric   (1/S) Σ_s Var(y | f_s)
+        epistemic   (1/S) Σ_s (h(f_s) − mean)²
+    """
+
+    likelihood: Likelihood
+    output_shape: tuple[int, ...]
+    outputs: Float[Tensor, "S N K"]
+
+    @property
+    def means(self) -> Float[Tensor, "S N K"]:
+        """h(f_s) of each sample."""
+        return torch.stack([self.likelihood.mean(f) for f in self.outputs])
+
+    @property
+    def mean(self) -> Float[Tensor, "N *shape"]:
+        """The average prediction."""
+        return self._shaped(self.means.mean(0))
+
+    @property
+    def aleatoric(self) -> Float[Tensor, "N *shape"]:
+        """The average variance of the labels."""
+        variances = [self.likelihood.covariance(f).diagonal(dim1=1, dim2=2) for f in self.outputs]
+        return self._shaped(torch.stack(variances).mean(0))
+
+    @property
+    def epistemic(self) -> Float[Tensor, "N *shape"]:
+        """The variance of the predictions over samples."""
+        return self._shaped(self.means.var(0, correction=0))
+
+    def _shaped(self, values: Float[Tensor, "N K"]) -> Tensor:
+        return values.reshape(len(values), *self.output_shape)
+
+
+def sample_network(
+    network: Network,
+    posterior: Gaussian,
+    likelihood: Likelihood,
+    inputs: Inputs,
+    num_samples: int = 100,
+    generator: torch.Generator | None = None,
+) -> SampledPredictive:
+    """f_{w_s}(x) for w_s ~ `posterior`: e.g. sample_network(gp.network, gp.posterior, gp.likelihood, x)."""
+    if num_samples < 1:
+        raise InputError(f"num_samples must be at least 1; got {num_samples}.")
+    inputs = network.check_inputs(check_inputs(inputs))
+    weights = posterior.sample(num_samples, generator)
+    with torch.no_grad():
+        outputs = torch.stack([network(w, inputs) for w in track(weights, "sampling networks", total=num_samples)])
+    return SampledPredictive(likelihood, network.output_shape, outputs)

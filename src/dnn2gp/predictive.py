@@ -1,0 +1,121 @@
+"""Appendix B: from the GP over transformed outputs ỹ back to the outputs y that the user knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.errors import InputError, NotPositiveDefiniteError
+from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
+
+
+@dataclass(frozen=True, eq=False)
+class Predictive:
+    """The predictive distribution at N inputs.
+
+    With f = f_w(x), D = ∂h/∂f and ỹ ~ N(Jμ, Λ⁻¹ + JΣ̃Jᵀ), the map y = h(f) + D (ỹ − Jw) gives
+
+        mean        h(f) + D J (μ − w)                  (h(f) at a minimum, where μ = w)
+        aleatoric   Cov(y | f)          = Λ (canonical links),  σ² (Gaussian)
+        epistemic   D J Σ̃ Jᵀ Dᵀ         = Λ J Σ̃ Jᵀ Λ,          J Σ̃ Jᵀ
+    """
+
+    likelihood: Likelihood
+    output_shape: tuple[int, ...]
+    outputs: Float[Tensor, "N K"]
+    """f_w(x), the network itself."""
+    shift: Float[Tensor, "N K"]
+    """J(x)(μ − w), zero at a minimum."""
+    latent_covariance: Float[Tensor, "N K K"]
+    """J Σ̃ Jᵀ, the covariance of f."""
+
+    @property
+    def latent_mean(self) -> Float[Tensor, "N K"]:
+        """f_w(x) + J(x)(μ − w), the mean of the linearised network."""
+        return self.outputs + self.shift
+
+    @property
+    def mean(self) -> Float[Tensor, "N *shape"]:
+        """h(f) + D J (μ − w), in the shape of the network's outputs."""
+        return self._shaped(self.likelihood.inverse_map(self.shift, self.outputs, torch.zeros_like(self.shift)))
+
+    @property
+    def aleatoric_covariance(self) -> Float[Tensor, "N K K"]:
+        """Cov(y | f): the noise of the labels."""
+        return self.likelihood.covariance(self.outputs)
+
+    @property
+    def epistemic_covariance(self) -> Float[Tensor, "N K K"]:
+        """D J Σ̃ Jᵀ Dᵀ: what the model does not know."""
+        slope = self.likelihood.mean_jacobian(self.outputs)
+        return slope @ self.latent_covariance @ slope.mT
+
+    @property
+    def aleatoric(self) -> Float[Tensor, "N *shape"]:
+        """The aleatoric variance of each output."""
+        return self._shaped(self.aleatoric_covariance.diagonal(dim1=1, dim2=2))
+
+    @property
+    def epistemic(self) -> Float[Tensor, "N *shape"]:
+        """The epistemic variance of each output."""
+        return self._shaped(self.epistemic_covariance.diagonal(dim1=1, dim2=2))
+
+    @property
+    def variance(self) -> Float[Tensor, "N *shape"]:
+        """Aleatoric plus epistemic variance."""
+        return self.aleatoric + self.epistemic
+
+    @property
+    def std(self) -> Float[Tensor, "N *shape"]:
+        """The square root of `variance`."""
+        return self.variance.sqrt()
+
+    def delta(self) -> Float[Tensor, "N *shape"]:
+        """E[h(f)] ≈ h(E f): the delta method to first order."""
+        return self._shaped(self.likelihood.mean(self.latent_mean))
+
+    def probit(self) -> Float[Tensor, "N *shape"]:
+        """E[h(f)] by MacKay's probit approximation, for classification."""
+        if not isinstance(self.likelihood, ClassificationLikelihood):
+            raise InputError(
+                f"probit() is for classification; the likelihood is {type(self.likelihood).__name__}. "
+                "Use delta() or monte_carlo()."
+            )
+        return self._shaped(self.likelihood.probit(self.latent_mean, self.latent_covariance))
+
+    def monte_carlo(self, num_samples: int = 1000, generator: torch.Generator | None = None) -> Float[Tensor, "N *shape"]:
+        """E[h(f)] ≈ (1/S) Σ_s h(f_s), f_s ~ N(E f, J Σ̃ Jᵀ)."""
+        samples = self.sample_latent(num_samples, generator)
+        return self._shaped(torch.stack([self.likelihood.mean(f) for f in samples]).mean(0))
+
+    def sample_latent(self, num_samples: int, generator: torch.Generator | None = None) -> Float[Tensor, "S N K"]:
+        """f ~ N(E f, J Σ̃ Jᵀ), each input apart (for samples of whole functions see GaussianProcess)."""
+        if num_samples < 1:
+            raise InputError(f"num_samples must be at least 1; got {num_samples}.")
+        root = psd_root(self.latent_covariance)
+        shape = (num_samples, *self.outputs.shape, 1)
+        noise = torch.randn(shape, generator=generator, dtype=root.dtype, device=root.device)
+        return self.latent_mean + (root @ noise).squeeze(-1)
+
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """y ~ p(y | f) with f ~ N(E f, J Σ̃ Jᵀ), in the form of the targets."""
+        latents = self.sample_latent(num_samples, generator)
+        return torch.cat([self.likelihood.sample(f, 1, generator) for f in latents])
+
+    def _shaped(self, values: Float[Tensor, "N K"]) -> Tensor:
+        return values.reshape(len(values), *self.output_shape)
+
+
+def psd_root(covariance: Float[Tensor, "*B K K"]) -> Float[Tensor, "*B K K"]:
+    """C^{½} by eigenvalues, which may be zero; rounding below zero counts as zero, more is an error."""
+    values, vectors = torch.linalg.eigh(covariance)
+    floor = -1e3 * torch.finfo(covariance.dtype).eps * values.abs().amax(-1)
+    if (values[..., 0] < floor).any():
+        raise NotPositiveDefiniteError(
+            f"A predictive covariance has the eigenvalue {values.min().item():.3g} (largest {values.max().item():.3g}). "
+            "Use float64, or raise the prior precision δ."
+        )
+    return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)

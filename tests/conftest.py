@@ -1,0 +1,27 @@
+"""Every test runs with the shapes and types of dnn2gp checked: the hook must be set before dnn2gp is first imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import jaxtyping
+import torch
+from hypothesis import HealthCheck, settings
+
+if "dnn2gp" in sys.modules:
+    raise RuntimeError("dnn2gp was imported before the jaxtyping hook: its shapes would go unchecked in the tests")
+jaxtyping.install_import_hook("dnn2gp", "beartype.beartype")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # the workers share the cores
+
+settings.register_profile(
+    "ci",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],  # a busy machine is no bug
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
