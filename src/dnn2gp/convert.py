@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 from torch import nn
 
@@ -32,6 +33,7 @@ def convert(
     *,
     structure: type[Structure] = Dense,
     inference: type[Inference] | None = None,
+    expand: Callable[..., Expansion] = Expansion.gauss_newton,
     memory_budget: int | None = None,
     progress: bool = False,
 ) -> GaussianProcess:
@@ -44,6 +46,7 @@ def convert(
                      (see precision_from_weight_decay for networks trained on the mean loss)
     structure        Dense is exact; Diagonal is cheap and far from it
     inference        WeightSpace or FunctionSpace; by default the smaller of the two, which agree
+    expand           Expansion.gauss_newton, or Expansion.empirical_fisher for gradient features
     memory_budget    bytes; by default half of the free memory
     progress         show bars
     """
@@ -59,19 +62,11 @@ def convert(
         features = JacobianFeatures(function, inputs, memory_budget=memory_budget)
         prior = Gaussian.prior(expand_precision(prior_precision, function.layout, function.weights))
 
-        expansion = Expansion.gauss_newton(features, inputs, targets, likelihood)  # Eq. (5)
+        expansion = expand(features, inputs, targets, likelihood)  # Eq. (5)
         model = LinearModel.from_laplace(expansion, prior)  # (A), (B): Theorem 1
         posterior = _infer(model, structure, inference)  # (C)
         _warn_unless_minimum(model)
     return GaussianProcess(features, posterior, likelihood)
-
-
-def relative_gradient_norm(model: LinearModel) -> float:
-    """‖∇ℓ̄‖ / (‖Σ∇ℓᵢ‖ + ‖V⁻¹(w−m)‖): 0 at a minimum, up to 1 elsewhere."""
-    gap = (model.expansion.anchor - model.prior.mean).double()[:, None]
-    penalty = model.prior.precision.matmul(gap)[:, 0]
-    parts = (model.gradient - penalty).norm() + penalty.norm()
-    return (model.gradient.norm() / parts).item() if parts > 0 else 0.0
 
 
 def _infer(model: LinearModel, structure: type[Structure], inference: type[Inference] | None) -> Inference:
@@ -83,7 +78,7 @@ def _infer(model: LinearModel, structure: type[Structure], inference: type[Infer
 
 
 def _warn_unless_minimum(model: LinearModel) -> None:
-    relative = relative_gradient_norm(model)
+    relative = model.relative_gradient()
     if relative > _MINIMUM:
         warnings.warn(
             f"The weights are not a minimum of the loss with this prior: the gradient is {relative:.0%} of its parts "

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.errors import InputError
+from dnn2gp.randomness import normal
 from dnn2gp.structures import Diagonal, Structure
 
 
@@ -32,9 +33,7 @@ class Gaussian:
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Float[Tensor, "S P"]:
         """w = μ + Σ^{½} ε, ε ~ N(0, I)."""
-        noise = torch.randn(
-            self.precision.size, num_samples, generator=generator, dtype=torch.float64, device=self.mean.device
-        )
+        noise = normal((self.precision.size, num_samples), generator, self.mean)
         return (self.mean[:, None] + self.precision.unwhiten(noise)).T.to(self.mean.dtype)
 
     def squared_distance(self, weights: Float[Tensor, " P"]) -> Float[Tensor, ""]:

@@ -82,10 +82,11 @@ class Network:
         inputs: Inputs,
         *,
         state: dict[str, Tensor] | None = None,
+        trainable: list[str] | None = None,
     ) -> None:
         """Wrap `module`; `inputs` are a few examples that tell its outputs and serve the determinism probe.
 
-        `state` replaces the module's weights and buffers by name (used when a saved GP is loaded).
+        A saved GP brings the weights and buffers by name (`state`) and the names of the weights w (`trainable`).
         """
         if not isinstance(module, nn.Module):
             raise NetworkError(f"network: expected a torch.nn.Module, got {type(module).__name__}.")
@@ -94,8 +95,9 @@ class Network:
         tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         if state is not None:
             _check_state(tensors, state)
-            tensors = {name: state[name].to(tensor) for name, tensor in tensors.items()}
-        trainable = [name for name, parameter in parameters.items() if parameter.requires_grad]
+            tensors = {name: state[name].to(tensor.device) for name, tensor in tensors.items()}
+        if trainable is None:
+            trainable = [name for name, parameter in parameters.items() if parameter.requires_grad]
         _check_weights(trainable, tensors)
         self.module = module
         self.layout = Layout(tuple(trainable), tuple(tensors[name].shape for name in trainable))

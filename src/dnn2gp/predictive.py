@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dnn2gp.errors import InputError, NotPositiveDefiniteError
 from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
+from dnn2gp.randomness import normal, own_generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,12 +97,12 @@ class Predictive:
         if num_samples < 1:
             raise InputError(f"num_samples must be at least 1; got {num_samples}.")
         root = psd_root(self.latent_covariance)
-        shape = (num_samples, *self.outputs.shape, 1)
-        noise = torch.randn(shape, generator=generator, dtype=root.dtype, device=root.device)
+        noise = normal((num_samples, *self.outputs.shape, 1), generator, root).to(root.dtype)
         return self.latent_mean + (root @ noise).squeeze(-1)
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """y ~ p(y | f) with f ~ N(E f, J Σ̃ Jᵀ), in the form of the targets."""
+        generator = own_generator(generator, self.outputs.device)
         latents = self.sample_latent(num_samples, generator)
         return torch.cat([self.likelihood.sample(f, 1, generator) for f in latents])
 

@@ -16,6 +16,7 @@ from dnn2gp.likelihoods import (
     Likelihood,
     PoissonLikelihood,
 )
+
 from reference import likelihoods as oracle
 
 

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 from dnn2gp.errors import InputError, NotPositiveDefiniteError
 from dnn2gp.likelihoods import BernoulliLikelihood
+
 from reference import likelihoods as oracle
 
 LIKELIHOOD = BernoulliLikelihood()
@@ -74,14 +75,14 @@ def test_targets_outside_the_unit_interval_are_refused(value: float) -> None:
 
 
 def test_integer_labels_outside_are_refused() -> None:
-    with pytest.raises(InputError, match="got -1 in row 1 .*torch.int64"):
+    with pytest.raises(InputError, match=r"got -1 in row 1 .*torch.int64"):
         LIKELIHOOD.check_targets(torch.tensor([1, -1]), 2, 1, torch.float32)
 
 
 def test_wrong_columns_and_complex_targets_are_refused() -> None:
     with pytest.raises(InputError, match=r"expected 3 target value\(s\) per example, .*got 1 "):
         LIKELIHOOD.check_targets(torch.zeros(4), 4, 3, torch.float32)
-    with pytest.raises(InputError, match="expected real targets .*torch.complex64.*targets.real"):
+    with pytest.raises(InputError, match=r"expected real targets .*torch.complex64.*targets.real"):
         LIKELIHOOD.check_targets(torch.zeros(4, dtype=torch.complex64), 4, 1, torch.float32)
 
 
@@ -100,5 +101,5 @@ def test_probit_is_near_the_expectation(mean: float, variance: float) -> None:
 def test_probit_refuses_a_negative_variance() -> None:
     covariance = torch.eye(2).repeat(3, 1, 1)
     covariance[1, 1, 1] = -4.0
-    with pytest.raises(NotPositiveDefiniteError, match="got -4 for example 1, output 1. Compute .* in float64"):
+    with pytest.raises(NotPositiveDefiniteError, match=r"got -4 for example 1, output 1. Compute .* in float64"):
         LIKELIHOOD.probit(torch.zeros(3, 2), covariance)

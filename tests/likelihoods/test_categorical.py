@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from dnn2gp.errors import InputError
 from dnn2gp.likelihoods import BernoulliLikelihood, CategoricalLikelihood
+
 from reference import likelihoods as oracle
 
 LIKELIHOOD = CategoricalLikelihood()
@@ -178,5 +179,5 @@ def test_a_single_output_is_refused() -> None:
         lambda: LIKELIHOOD.noise_precision_root(f),
     ]
     for call in calls:
-        with pytest.raises(InputError, match="at least 2 network outputs, .*got 1. Use BernoulliLikelihood"):
+        with pytest.raises(InputError, match=r"at least 2 network outputs, .*got 1. Use BernoulliLikelihood"):
             call()

@@ -132,14 +132,14 @@ def test_a_loss_that_is_not_convex_is_refused(dtype: torch.dtype) -> None:
 
 def test_a_slightly_negative_eigenvalue_is_refused_in_float64() -> None:
     likelihood = CustomLikelihood(lambda f, y: f[0] ** 2 - 1e-8 * f[1] ** 2)
-    with pytest.raises(NotPositiveDefiniteError, match="eigenvalue -2e-08 for example 0"):
+    with pytest.raises(NotPositiveDefiniteError, match=r"eigenvalue -2e-08 for example 0"):
         likelihood.noise_precision_root(random(2, 2), random(2, 2))
 
 
 def test_a_hessian_that_is_not_finite_is_refused() -> None:
     likelihood = CustomLikelihood(lambda f, y: (f.exp() - y * f).sum(), mean=torch.exp)
     f = torch.tensor([[0.0], [1000.0]], dtype=torch.float64)
-    with pytest.raises(NotPositiveDefiniteError, match="not finite for example 1: .*stable form"):
+    with pytest.raises(NotPositiveDefiniteError, match=r"not finite for example 1: .*stable form"):
         likelihood.noise_precision_root(f, torch.ones_like(f))
 
 

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 from dnn2gp.errors import InputError
 from dnn2gp.likelihoods import PoissonLikelihood
+
 from reference import likelihoods as oracle
 
 LIKELIHOOD = PoissonLikelihood()
@@ -46,7 +47,7 @@ def test_targets_that_are_no_counts_are_refused(value: float) -> None:
 
 
 def test_negative_integers_are_refused() -> None:
-    with pytest.raises(InputError, match="got -2 in row 1 .*torch.int64"):
+    with pytest.raises(InputError, match=r"got -2 in row 1 .*torch.int64"):
         LIKELIHOOD.check_targets(torch.tensor([1, -2]), 2, 1, torch.float32)
 
 
@@ -60,5 +61,5 @@ def test_counts_that_are_not_finite_in_the_networks_dtype_are_refused(value: flo
 def test_wrong_columns_and_complex_targets_are_refused() -> None:
     with pytest.raises(InputError, match=r"expected 1 target value\(s\) per example, .*got 2 .*give the network 2"):
         LIKELIHOOD.check_targets(torch.zeros(4, 2), 4, 1, torch.float32)
-    with pytest.raises(InputError, match="expected real targets .*torch.complex64"):
+    with pytest.raises(InputError, match=r"expected real targets .*torch.complex64"):
         LIKELIHOOD.check_targets(torch.zeros(4, dtype=torch.complex64), 4, 1, torch.float32)

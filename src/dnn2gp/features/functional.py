@@ -81,6 +81,20 @@ class JacobianFeatures(FeatureMap):
                 total += torch.stack([_pull(outputs, weights, column) for column in columns], -1)
         return total
 
+    def residual_curvature(
+        self, inputs: Inputs, residual: Float[Tensor, "N K"], vectors: Float[Tensor, "P S"]
+    ) -> Float[Tensor, "P S"]:
+        """Σᵢ (∇²_ww f_w(xᵢ) · rᵢ) v, the second term of the Hessian in Eq. (6), by differentiating Jᵀr once more."""
+        total = torch.zeros_like(vectors)
+        for part in _passes(inputs):
+            with torch.enable_grad():
+                weights = self.anchor.detach().requires_grad_(True)
+                outputs = self.network(weights, take(inputs, part))
+                first = torch.autograd.grad(outputs, weights, residual[part], create_graph=True)[0]
+                if first.requires_grad:  # else f is linear in w and the term is zero
+                    total += torch.stack([_pull(first, weights, column) for column in vectors.unbind(1)], -1)
+        return total
+
     def chunk(self, inputs: Inputs, share: float = 1.0) -> int:
         """Examples at a time, counting the activations that a batched backward pass of K cotangents holds."""
         own = self._COPIES * self.num_outputs * self.num_weights * 8

@@ -21,7 +21,7 @@ class GradientFeatures(FeatureMap):
         self.jacobian_features = jacobian
         self.anchor, self.memory_budget = jacobian.anchor, jacobian.memory_budget
         self.num_weights, self.num_outputs = jacobian.num_weights, 1
-        self._form = form
+        self.form = form
 
     @staticmethod
     def pair(inputs: Inputs, residual: Float[Tensor, "N K"]) -> tuple[Tensor, ...]:
@@ -34,8 +34,8 @@ class GradientFeatures(FeatureMap):
         return self.jacobian_features.pull_each(self._unpack(xs), residual).unsqueeze(1)
 
     def _unpack(self, xs: list[Tensor]) -> Inputs:
-        if isinstance(self._form, Tensor):
+        if isinstance(self.form, Tensor):
             return xs[0]
-        if isinstance(self._form, dict):
-            return dict(zip(self._form, xs, strict=True))
-        return type(self._form)(xs)
+        if isinstance(self.form, dict):
+            return dict(zip(self.form, xs, strict=True))
+        return type(self.form)(xs)

@@ -36,7 +36,14 @@ class Inference(ABC):
     """The posterior p(w | D̃) = N(μ, Σ̃) of a linear model, answered in weight space or in function space."""
 
     name: ClassVar[str]
+    kinds: ClassVar[dict[str, type[Inference]]] = {}
+    """Every way of inference by its name, for reading files."""
+
     model: LinearModel
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        Inference.kinds[cls.name] = cls
 
     @classmethod
     @abstractmethod
@@ -76,6 +83,16 @@ class Inference(ABC):
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
         """What was computed, for a file."""
+
+    @classmethod
+    @abstractmethod
+    def restored(cls, model: LinearModel, structure: str, state: dict[str, Tensor]) -> Inference:
+        """The inverse of `state`, without computing anything again."""
+
+    @property
+    def structure(self) -> str:
+        """The name of the posterior's structure; dense, i.e. exact, unless a user chose another."""
+        return "dense"
 
     @cached_property
     def step(self) -> Float[Tensor, " P"]:

@@ -15,6 +15,7 @@ from dnn2gp.inputs import Inputs, num_examples, take
 from dnn2gp.linear_model import LinearModel
 from dnn2gp.memory import chunks, require
 from dnn2gp.progress import track
+from dnn2gp.randomness import normal, own_generator
 from dnn2gp.structures import cholesky
 
 _KNOB = "Raise the prior precision δ or the noise σ, or use float64."
@@ -91,13 +92,10 @@ class FunctionSpace(Inference):
 
     def sample_weights(self, num_samples: int, generator: torch.Generator | None) -> Float[Tensor, "S P"]:
         """Matheron's rule: w = μ + w̃ − V JᵀS A⁻¹ (SᵀJ w̃ + ε), w̃ ~ N(0, V), ε ~ N(0, I)."""
-        device = self.factor.device
-
-        def normal(size: int) -> Tensor:
-            return torch.randn(size, num_samples, generator=generator, dtype=torch.float64, device=device)
-
-        prior = self.model.prior.precision.unwhiten(normal(self.model.prior.precision.size)).double()
-        surprise = self._push(prior) + normal(len(self.factor))
+        generator = own_generator(generator, self.factor.device)
+        precision = self.model.prior.precision
+        prior = precision.unwhiten(normal((precision.size, num_samples), generator, self.factor)).double()
+        surprise = self._push(prior) + normal((len(self.factor), num_samples), generator, self.factor)
         correction = self._pull(torch.cholesky_solve(surprise, self.factor))
         return (self.mean.double()[:, None] + prior - correction).T.to(self.mean.dtype)
 
@@ -122,6 +120,11 @@ class FunctionSpace(Inference):
     def state(self) -> dict[str, Tensor]:
         """The Cholesky factor of A."""
         return {"factor": self.factor}
+
+    @classmethod
+    def restored(cls, model: LinearModel, structure: str, state: dict[str, Tensor]) -> FunctionSpace:
+        """From the factor."""
+        return cls(model, state["factor"])
 
     def _push(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "M S"]:
         """Sᵀ J v."""

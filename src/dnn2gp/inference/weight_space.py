@@ -81,3 +81,13 @@ class WeightSpace(Inference):
     def state(self) -> dict[str, Tensor]:
         """The precision."""
         return self.precision.state()
+
+    @classmethod
+    def restored(cls, model: LinearModel, structure: str, state: dict[str, Tensor]) -> WeightSpace:
+        """From the precision."""
+        return cls(model, precision=Structure.kinds[structure].from_state(state))
+
+    @property
+    def structure(self) -> str:
+        """The structure of the precision."""
+        return self.precision.name

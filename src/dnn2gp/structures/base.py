@@ -24,6 +24,12 @@ class Structure(Whitener):
     """Whether every V⁻¹ + JᵀΛJ is of this structure, so that the posterior mean (a Gauss-Newton step) is exact too."""
 
     size: int
+    kinds: ClassVar[dict[str, type[Structure]]] = {}
+    """Every structure by its name, for reading files."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        Structure.kinds[cls.name] = cls
 
     @classmethod
     @abstractmethod
