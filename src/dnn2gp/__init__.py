@@ -1,7 +1,7 @@
 """dnn2gp: neural networks as Gaussian processes.
 
-    gp = convert(network, data, likelihood, prior_precision=1.0)
-    prediction = gp.predict(inputs)          # .mean, .aleatoric, .epistemic
+gp = convert(network, data, likelihood, prior_precision=1.0)
+prediction = gp.predict(inputs)          # .mean, .aleatoric, .epistemic
 """
 
 from importlib.metadata import version

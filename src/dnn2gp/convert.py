@@ -23,6 +23,9 @@ from dnn2gp.structures import Dense, Structure
 
 # Above this share of its two parts (data and prior), the gradient of the loss is not that of a minimum.
 _MINIMUM = 0.05
+# A Gauss-Newton step that moves no output by more than this many posterior standard deviations does not matter.
+_NOTICEABLE = 0.5
+_EXAMPLES: dict[type, str] = {Structure: "Dense or Diagonal", Inference: "WeightSpace or FunctionSpace"}
 
 
 def convert(
@@ -33,7 +36,7 @@ def convert(
     *,
     structure: type[Structure] = Dense,
     inference: type[Inference] | None = None,
-    expand: Callable[..., Expansion] = Expansion.gauss_newton,
+    expansion: Callable[..., Expansion] = Expansion.gauss_newton,
     memory_budget: int | None = None,
     progress: bool = False,
 ) -> GaussianProcess:
@@ -46,12 +49,16 @@ def convert(
                      (see precision_from_weight_decay for networks trained on the mean loss)
     structure        Dense is exact; Diagonal is cheap and far from it
     inference        WeightSpace or FunctionSpace; by default the smaller of the two, which agree
-    expand           Expansion.gauss_newton, or Expansion.empirical_fisher for gradient features
+    expansion        Expansion.gauss_newton, or Expansion.empirical_fisher for gradient features
     memory_budget    bytes; by default half of the free memory
     progress         show bars
     """
     if not isinstance(likelihood, Likelihood):
-        raise InputError(f"likelihood: expected a dnn2gp likelihood, e.g. GaussianLikelihood(sigma=0.1); got {likelihood!r}.")
+        raise InputError(
+            f"likelihood: expected a dnn2gp likelihood, e.g. GaussianLikelihood(sigma=0.1); got {likelihood!r}."
+        )
+    _check_class("structure", structure, Structure)
+    _check_class("inference", inference or WeightSpace, Inference)
     with show_progress(progress):
         training = read_data(data)
         function = Network(network, training.inputs)
@@ -62,29 +69,37 @@ def convert(
         features = JacobianFeatures(function, inputs, memory_budget=memory_budget)
         prior = Gaussian.prior(expand_precision(prior_precision, function.layout, function.weights))
 
-        expansion = expand(features, inputs, targets, likelihood)  # Eq. (5)
-        model = LinearModel.from_laplace(expansion, prior)  # (A), (B): Theorem 1
+        expanded = expansion(features, inputs, targets, likelihood)  # Eq. (5)
+        model = LinearModel.from_laplace(expanded, prior)  # (A), (B): Theorem 1
         posterior = _infer(model, structure, inference)  # (C)
-        _warn_unless_minimum(model)
+        _warn_unless_minimum(posterior)
     return GaussianProcess(features, posterior, likelihood)
 
 
 def _infer(model: LinearModel, structure: type[Structure], inference: type[Inference] | None) -> Inference:
     if structure is not Dense:
         if inference not in (None, WeightSpace):
-            raise InputError(f"structure={structure.__name__} approximates the weight posterior; use inference=WeightSpace.")
+            raise InputError(
+                f"structure={structure.__name__} approximates the weight posterior: use inference=WeightSpace with it."
+            )
         return WeightSpace(model, structure)
     return (inference or choose_space(model))(model)
 
 
-def _warn_unless_minimum(model: LinearModel) -> None:
-    relative = model.relative_gradient()
-    if relative > _MINIMUM:
+def _check_class(what: str, value: object, base: type) -> None:
+    if not (isinstance(value, type) and issubclass(value, base)):
+        raise InputError(f"{what}: expected a class such as {_EXAMPLES[base]}; got {value!r}.")
+
+
+def _warn_unless_minimum(inference: Inference) -> None:
+    """Warn where the gradient is that of no minimum, and the step it asks for could move an output noticeably."""
+    relative, bound = inference.model.relative_gradient(), inference.step_bound()
+    if relative > _MINIMUM and bound > _NOTICEABLE:
         warnings.warn(
             f"The weights are not a minimum of the loss with this prior: the gradient is {relative:.0%} of its parts "
-            "(data and prior). The GP's mean is then one Gauss-Newton step away from the network. Train longer with a "
-            "decaying learning rate, or give the prior precision of the training (δ = N · weight decay for a mean loss: "
-            "precision_from_weight_decay); diagnose(gp) tells more.",
+            "(data and prior). The GP's mean is one Gauss-Newton step away from the network, which may move an output "
+            f"by up to {bound:.2g} posterior standard deviations. Train longer with a decaying learning rate, or give "
+            "the prior precision of the training (see precision_from_weight_decay); diagnose(gp) tells more.",
             NotAMinimumWarning,
             stacklevel=3,
         )

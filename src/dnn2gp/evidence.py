@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.errors import InputError
+from dnn2gp.features import JacobianFeatures
 from dnn2gp.inference import Inference
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.network import Layout
@@ -54,21 +54,36 @@ class Evidence:
         """The one to use: that of the linear model for a Gaussian likelihood, Laplace's for the others."""
         return self.linear_model if self.quadratic else self.laplace
 
+    def __float__(self) -> float:
+        """`value`."""
+        return self.value
+
+    def __str__(self) -> str:
+        """The terms and their sum."""
+        terms = f"{self.log_likelihood:.2f} fit − {self.prior_penalty:.2f} prior − {self.complexity:.2f} complexity"
+        correction = f" + {self.correction:.2f} correction" if self.quadratic else ""
+        return f"log evidence {self.value:.2f} = {terms}{correction}"
+
 
 @dataclass(frozen=True, eq=False)
 class EvidenceGradient:
-    """∂ log evidence / ∂δ for each weight, and / ∂σ in the shape of σ (None unless the likelihood is Gaussian)."""
+    """∂ log evidence / ∂δ for each weight, and / ∂σ in the shape of σ.
+
+    σ is None unless the likelihood is Gaussian, the features are those of Gauss-Newton, and σ speaks of all the data (a
+    GP that was conditioned on more data keeps the σ of the first).
+    """
 
     prior_precision: Float[Tensor, " P"]
     sigma: Tensor | None
+    layout: Layout
 
     def scalar(self) -> Float[Tensor, ""]:
         """With respect to one δ shared by all weights."""
         return self.prior_precision.sum()
 
-    def per_layer(self, layout: Layout) -> Float[Tensor, " L"]:
-        """With respect to one δ a layer."""
-        return layout.sum_by_layer(self.prior_precision)
+    def per_layer(self) -> Float[Tensor, " L"]:
+        """With respect to one δ a layer, in the order of `layout.layers`."""
+        return self.layout.sum_by_layer(self.prior_precision)
 
 
 def evidence(inference: Inference, likelihood: Likelihood) -> Evidence:
@@ -83,7 +98,7 @@ def evidence(inference: Inference, likelihood: Likelihood) -> Evidence:
     )
 
 
-def evidence_gradient(inference: Inference, likelihood: Likelihood) -> EvidenceGradient:
+def evidence_gradient(inference: Inference, likelihood: Likelihood, layout: Layout) -> EvidenceGradient:
     """Gradients of `Evidence.value`, at fixed weights and features.
 
     ∂/∂δ_p = ½ [ 1/δ_p − Σ̃_pp − (u_p − m_p)² ], u = μ for a Gaussian likelihood, else the anchor w;
@@ -96,20 +111,20 @@ def evidence_gradient(inference: Inference, likelihood: Likelihood) -> EvidenceG
     mean = inference.model.expansion.anchor.double() - (inference.step if quadratic else 0.0)
     spread = inference.weight_variances() + (mean - prior.mean.double()).square()
     gradient = 0.5 * (prior.precision.values.double().reciprocal() - spread)
-    return EvidenceGradient(gradient, _sigma_gradient(inference, likelihood) if quadratic else None)
+    return EvidenceGradient(gradient, _sigma_gradient(inference, likelihood), layout)
 
 
-def _sigma_gradient(inference: Inference, likelihood: Likelihood) -> Tensor:
+def _sigma_gradient(inference: Inference, likelihood: Likelihood) -> Tensor | None:
     """∂/∂σ by the chain rule λ = σ⁻², summed to the shape of σ."""
-    assert isinstance(likelihood, GaussianLikelihood)
     expansion = inference.model.expansion
-    if expansion.features.num_outputs != expansion.residual.shape[1] or expansion.root.shape[1] != expansion.root.shape[2]:
-        raise InputError("The gradient with respect to σ is defined for Gauss-Newton features.")
+    if not isinstance(likelihood, GaussianLikelihood) or not isinstance(expansion.features, JacobianFeatures):
+        return None
+    if likelihood.sigma.ndim == 2 and len(likelihood.sigma) != expansion.num_examples:
+        return None
     precision = expansion.root.diagonal(dim1=1, dim2=2).double().square()
     pushed = expansion.features.jvp(expansion.inputs, inference.step[:, None].to(expansion.anchor.dtype))[..., 0]
     misfit = -expansion.residual.double() / precision + pushed.double()
     variances = inference.marginal(expansion.features, expansion.inputs).diagonal(dim1=1, dim2=2).double()
     by_precision = 0.5 * (precision.reciprocal() - misfit.square() - variances)
     by_sigma = by_precision * -2 * precision**1.5
-    sigma = torch.as_tensor(likelihood.sigma)
-    return by_sigma.sum() if sigma.ndim == 0 else by_sigma.sum_to_size(*sigma.shape) if sigma.ndim == 2 else by_sigma.sum(0)
+    return by_sigma.sum_to_size(likelihood.sigma.shape)

@@ -31,9 +31,7 @@ class Expansion:
     log_likelihood: Float[Tensor, ""]
 
     @staticmethod
-    def gauss_newton(
-        features: JacobianFeatures, inputs: Inputs, targets: Tensor, likelihood: Likelihood
-    ) -> Expansion:
+    def gauss_newton(features: JacobianFeatures, inputs: Inputs, targets: Tensor, likelihood: Likelihood) -> Expansion:
         """Eq. (7), generalised Gauss-Newton: φ = Jᵀ, v = r, D = Λ."""
         outputs = _outputs(features, inputs)
         return Expansion(

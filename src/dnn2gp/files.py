@@ -13,8 +13,8 @@ from dnn2gp.errors import InputError
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file in the folder of `path`, then put it in the place of `path`.
 
-    If `write` fails or is interrupted (disk full, Ctrl-C), nothing partial is left and an old file at `path` stays as it
-    was. The temporary name has the ending of `path`, so that writers that go by the ending do the same with it.
+    If `write` fails or is interrupted (disk full, Ctrl-C), nothing partial is left and an old file at `path` stays as
+    it was. The temporary name has the ending of `path`, so that writers that go by the ending do the same with it.
     """
     target = _check_place(path)
     temporary = target.with_name(f".dnn2gp-{uuid4().hex}{target.suffix}")

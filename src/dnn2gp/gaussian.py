@@ -26,6 +26,10 @@ class Gaussian:
         if len(self.mean) != self.precision.size:
             raise InputError(f"A mean of {len(self.mean)} weights but a precision of {self.precision.size}.")
 
+    def __repr__(self) -> str:
+        """One line."""
+        return f"Gaussian({len(self.mean)} weights, {self.precision.name} precision)"
+
     @staticmethod
     def prior(precision: Float[Tensor, " P"]) -> Gaussian:
         """N(w | 0, diag(δ)⁻¹)."""
@@ -59,7 +63,7 @@ class Gaussian:
         return 0.5 * (trace + gap - self.precision.size + log_dets)
 
     def natural_parameters(self) -> tuple[Float[Tensor, " P"], Structure]:
-        """(Σ⁻¹μ, Σ⁻¹); the paper's η is {Σ⁻¹μ, −½ Σ⁻¹}."""
+        """(Σ⁻¹μ, Σ⁻¹), Eqs. (15)–(18); the paper's η is {Σ⁻¹μ, −½ Σ⁻¹}."""
         return self.precision.matmul(self.mean[:, None])[:, 0], self.precision
 
     def variances(self) -> Float[Tensor, " P"]:

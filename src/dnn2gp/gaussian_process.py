@@ -42,11 +42,23 @@ class FunctionSamples:
 
 @dataclass(frozen=True, eq=False)
 class GaussianProcess:
-    """f ~ GP(J(x)m, J(x) V J(x')ᵀ) conditioned on the transformed data, Eq. (9): the network as a GP."""
+    """f ~ GP(J(x)m, J(x) V J(x')ᵀ) conditioned on the transformed data: the network as a GP.
+
+    Eq. (9) with the prior (m, V) = (0, δ⁻¹I) of Theorem 1; Eq. (14) with a general one.
+    """
 
     features: JacobianFeatures
     inference: Inference
     likelihood: Likelihood
+
+    def __repr__(self) -> str:
+        """One line: sizes, likelihood, inference."""
+        expansion = self.model.expansion
+        sizes = (
+            f"{expansion.num_examples} examples, {self.network.num_outputs} outputs, {self.network.num_weights} weights"
+        )
+        inference = f"{self.inference.structure} posterior in {self.inference.name}"
+        return f"GaussianProcess({sizes}; {type(self.likelihood).__name__}; {inference})"
 
     @property
     def network(self) -> Network:
@@ -127,7 +139,7 @@ class GaussianProcess:
 
     def evidence_gradient(self) -> EvidenceGradient:
         """Its gradients with respect to δ and σ."""
-        return evidence_gradient(self.inference, self.likelihood)
+        return evidence_gradient(self.inference, self.likelihood, self.network.layout)
 
     def _linear(self, inputs: Inputs, weights: Float[Tensor, " P"]) -> Tensor:
         inputs = self._checked(inputs)

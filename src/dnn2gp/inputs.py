@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,17 +26,17 @@ def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
         return function(inputs)
     if isinstance(inputs, dict):
         return {name: function(leaf) for name, leaf in inputs.items()}
-    return type(inputs)(function(leaf) for leaf in inputs)
+    mapped = [function(leaf) for leaf in inputs]
+    return tuple(mapped) if isinstance(inputs, tuple) else mapped
 
 
 def check_inputs(inputs: object, what: str = "inputs") -> Inputs:
     """Return `inputs` if it is a container this library reads, with one common number of examples ≥ 1."""
-    if isinstance(inputs, dict):
-        tensors = list(inputs.values())
-    elif isinstance(inputs, tuple | list):
-        tensors = list(inputs)
-    else:
-        tensors = [inputs]
+    if isinstance(inputs, Mapping):
+        inputs = dict(inputs)
+    tensors: list[Any] = [inputs]
+    if isinstance(inputs, dict | tuple | list):
+        tensors = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
     for leaf in tensors:
         if not isinstance(leaf, Tensor):
             raise InputError(
@@ -44,15 +44,30 @@ def check_inputs(inputs: object, what: str = "inputs") -> Inputs:
                 "Convert arrays with torch.as_tensor(array)."
             )
         if leaf.ndim == 0:
-            raise InputError(f"{what}: expected tensors whose first axis counts the examples; got a 0-d tensor.")
+            raise InputError(
+                f"{what}: expected tensors whose first axis counts the examples; got a 0-d tensor. "
+                "For one example use tensor.unsqueeze(0)."
+            )
     if not tensors:
-        raise InputError(f"{what}: the container is empty; expected at least one tensor.")
+        raise InputError(f"{what}: expected at least one tensor; got an empty {type(inputs).__name__}.")
     lengths = {len(leaf) for leaf in tensors}
     if len(lengths) > 1:
-        raise InputError(f"{what}: all tensors must have the same number of examples; got {sorted(lengths)}.")
+        raise InputError(
+            f"{what}: expected tensors with one number of examples (their first axis); got {sorted(lengths)}. "
+            "Pass the tensors of the same examples."
+        )
     if lengths == {0}:
-        raise InputError(f"{what}: there are no examples (first axis of length 0).")
+        raise InputError(f"{what}: expected at least one example; got none (first axis of length 0).")
     return inputs  # pyright: ignore[reportReturnType]
+
+
+def describe(inputs: Inputs) -> str:
+    """The container, dtypes and shapes of inputs, for messages."""
+    if isinstance(inputs, Tensor):
+        return _describe_leaf(inputs)
+    if isinstance(inputs, dict):
+        return "{" + ", ".join(f"{name!r}: {_describe_leaf(leaf)}" for name, leaf in inputs.items()) + "}"
+    return f"a {type(inputs).__name__} of [{', '.join(map(_describe_leaf, inputs))}]"
 
 
 def num_examples(inputs: Inputs) -> int:
@@ -73,12 +88,25 @@ def concatenate(parts: Sequence[Inputs]) -> Inputs:
     columns = [torch.cat(column) for column in zip(*(leaves(part) for part in parts), strict=True)]
     if isinstance(first, dict):
         return dict(zip(first, columns, strict=True))
-    return type(first)(columns)
+    return tuple(columns) if isinstance(first, tuple) else columns
 
 
 def same_form(first: Inputs, second: Inputs) -> bool:
     """Whether two sets of inputs could be concatenated: same container, keys, dtypes and example shapes."""
     if type(first) is not type(second) or (isinstance(first, dict) and list(first) != list(second)):
         return False
-    a, b = leaves(first), leaves(second)
-    return len(a) == len(b) and all(s.dtype == t.dtype and s.shape[1:] == t.shape[1:] for s, t in zip(a, b, strict=True))
+    forms = [[(leaf.dtype, leaf.shape[1:]) for leaf in leaves(inputs)] for inputs in (first, second)]
+    return forms[0] == forms[1]
+
+
+def repack(inputs: Inputs, form: Inputs) -> Inputs | None:
+    """`inputs` in the container of `form` (tuple or list, order of the keys), or None if they do not go into it."""
+    if isinstance(inputs, dict) and isinstance(form, dict):
+        return {name: inputs[name] for name in form} if set(inputs) == set(form) else None
+    if isinstance(inputs, tuple | list) and isinstance(form, tuple | list):
+        return (tuple(inputs) if isinstance(form, tuple) else list(inputs)) if len(inputs) == len(form) else None
+    return inputs if isinstance(inputs, Tensor) and isinstance(form, Tensor) else None
+
+
+def _describe_leaf(leaf: Tensor) -> str:
+    return f"{str(leaf.dtype).removeprefix('torch.')} of shape {tuple(leaf.shape)}"

@@ -1,4 +1,4 @@
-"""Step C: the kernel κ(x, x') = J(x) V J(x')ᵀ, Eq. (9); for V = I the neural tangent kernel."""
+"""Step C: the kernel κ(x, x') = J(x) V J(x')ᵀ, Eqs. (9) and (14); for V = I the neural tangent kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dnn2gp.features import FeatureMap, JacobianFeatures
+from dnn2gp.features import JacobianFeatures
 from dnn2gp.inputs import Inputs, check_inputs
 from dnn2gp.network import Network
 from dnn2gp.structures import Diagonal, Structure
@@ -18,7 +18,7 @@ from dnn2gp.structures import Diagonal, Structure
 class Kernel:
     """κ(x, x') = φ(x)ᵀ V φ(x'), a K × K matrix for each pair of inputs, with V⁻¹ the `precision` of the weights."""
 
-    features: FeatureMap
+    features: JacobianFeatures
     precision: Structure
 
     @staticmethod
@@ -30,12 +30,21 @@ class Kernel:
 
     def full(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
         """All of it: [n, k, m, l] = J_k(x_n) V J_l(x_m)ᵀ."""
+        inputs, other = self._checked(inputs, other)
         return self.features.kernel_full(inputs, self.precision, other).to(self.features.anchor.dtype)
 
     def trace(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N M"]:
         """tr κ(x, x'), as the paper draws it: the kernels of the outputs, summed."""
+        inputs, other = self._checked(inputs, other)
         return self.features.kernel_trace(inputs, self.precision, other).to(self.features.anchor.dtype)
 
     def diagonal(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N M K"]:
         """κ_kk(x, x') for each output k."""
+        inputs, other = self._checked(inputs, other)
         return self.features.kernel_diagonal(inputs, self.precision, other).to(self.features.anchor.dtype)
+
+    def _checked(self, inputs: Inputs, other: Inputs | None) -> tuple[Inputs, Inputs | None]:
+        network = self.features.network
+        return network.check_inputs(check_inputs(inputs)), None if other is None else network.check_inputs(
+            check_inputs(other)
+        )

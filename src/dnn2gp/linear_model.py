@@ -18,7 +18,7 @@ from dnn2gp.structures import Dense, Structure
 
 @dataclass(frozen=True, eq=False)
 class TransformedData:
-    """D̃ = {(xᵢ, ỹᵢ)} in natural form: the precision Λᵢ of each site and Λᵢ ỹᵢ = Λᵢ Jᵢ w − rᵢ.
+    """D̃ = {(xᵢ, ỹᵢ)} in the natural form of Eq. (22): the precision Λᵢ of each site and Λᵢ ỹᵢ = Λᵢ Jᵢ w − rᵢ.
 
     Λ may be singular (softmax has rank K−1), so ỹ itself is only a view for those who want to look at it.
     """
@@ -36,7 +36,7 @@ class TransformedData:
 
 @dataclass(frozen=True, eq=False)
 class LinearModel:
-    """ỹ = φ(x)ᵀ w + ε,  ε ~ N(0, D⁻¹),  w ~ N(m, V): Eq. (8) with (m, V) = (0, δ⁻¹I)."""
+    """ỹ = φ(x)ᵀ w + ε,  ε ~ N(0, D⁻¹),  w ~ N(m, V): Eq. (8) where (m, V) = (0, δ⁻¹I), else Eq. (13)."""
 
     expansion: Expansion
     prior: Gaussian
@@ -45,7 +45,7 @@ class LinearModel:
         """Prior and features must speak of the same weights."""
         if self.prior.precision.size != self.expansion.features.num_weights:
             raise InputError(
-                f"A prior of {self.prior.precision.size} weights, but features of {self.expansion.features.num_weights}."
+                f"A prior of {self.prior.precision.size} weights, features of {self.expansion.features.num_weights}."
             )
 
     @staticmethod

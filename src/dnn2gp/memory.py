@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 import psutil
 
-from dnn2gp.errors import MemoryBudgetError
+from dnn2gp.errors import InputError, MemoryBudgetError
 
 
 def default_budget() -> int:
@@ -14,7 +15,19 @@ def default_budget() -> int:
     return psutil.virtual_memory().available // 2
 
 
-def readable(num_bytes: float) -> str:
+def check_budget(memory_budget: object) -> int | None:
+    """The user's budget as whole bytes (4e9 is fine), or None for half of the free memory."""
+    if memory_budget is None:
+        return None
+    if isinstance(memory_budget, int | float) and memory_budget is not True and 1 <= memory_budget < inf:
+        return int(memory_budget)
+    raise InputError(
+        f"memory_budget: expected a positive number of bytes, e.g. 4e9 for 4 GB; got {memory_budget!r}. "
+        "Leave it out for half of the memory that is free."
+    )
+
+
+def readable(num_bytes: int | float) -> str:
     """A size in words, e.g. 1.5 GB."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000:
@@ -27,7 +40,8 @@ def require(num_bytes: int, budget: int, what: str, instead: str) -> None:
     """Raise a MemoryBudgetError unless `num_bytes` fit into `budget`; `instead` says what else can be done."""
     if num_bytes > budget:
         raise MemoryBudgetError(
-            f"{what} needs {readable(num_bytes)}, more than the memory budget of {readable(budget)}. {instead}"
+            f"{what} needs {readable(num_bytes)}, more than the memory budget of {readable(budget)}. {instead} "
+            "Or raise memory_budget, if the machine has the memory."
         )
 
 
@@ -37,7 +51,7 @@ def chunk_size(num_examples: int, bytes_per_example: int, budget: int, what: str
         bytes_per_example,
         budget,
         f"{what} of a single example",
-        "Raise memory_budget, freeze layers that need no uncertainty (requires_grad_(False)), or use fewer outputs.",
+        "Freeze layers that need no uncertainty (requires_grad_(False)), or use fewer outputs.",
     )
     return max(1, min(num_examples, budget // max(1, bytes_per_example)))
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dnn2gp.errors import InputError
 from dnn2gp.gaussian import Gaussian
+from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.inputs import Inputs, check_inputs
 from dnn2gp.likelihoods import Likelihood
-from dnn2gp.network import Network
 from dnn2gp.progress import track
 
 
@@ -20,9 +20,9 @@ from dnn2gp.progress import track
 class SampledPredictive:
     """DNN-Laplace (or DNN-VI): moments over S networks f_{w_s}, w_s ~ q(w).
 
-        mean        (1/S) Σ_s h(f_s)
-        aleatoric   (1/S) Σ_s Var(y | f_s)
-        epistemic   (1/S) Σ_s (h(f_s) − mean)²
+    mean        (1/S) Σ_s h(f_s)
+    aleatoric   (1/S) Σ_s Var(y | f_s)
+    epistemic   (1/S) Σ_s (h(f_s) − mean)²
     """
 
     likelihood: Likelihood
@@ -55,18 +55,22 @@ class SampledPredictive:
 
 
 def sample_network(
-    network: Network,
-    posterior: Gaussian,
-    likelihood: Likelihood,
+    gp: GaussianProcess,
     inputs: Inputs,
     num_samples: int = 100,
+    *,
+    posterior: Gaussian | None = None,
     generator: torch.Generator | None = None,
 ) -> SampledPredictive:
-    """f_{w_s}(x) for w_s ~ `posterior`: e.g. sample_network(gp.network, gp.posterior, gp.likelihood, x)."""
+    """f_{w_s}(x) for w_s ~ `posterior`, by default that of the GP (dense).
+
+    The paper's DNN-Laplace has a diagonal one: posterior = laplace(gp.model.expansion, gp.prior, Diagonal).
+    """
     if num_samples < 1:
-        raise InputError(f"num_samples must be at least 1; got {num_samples}.")
+        raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
+    network = gp.network
     inputs = network.check_inputs(check_inputs(inputs))
-    weights = posterior.sample(num_samples, generator)
+    weights = (posterior or gp.posterior).sample(num_samples, generator)
     with torch.no_grad():
         outputs = torch.stack([network(w, inputs) for w in track(weights, "sampling networks", total=num_samples)])
-    return SampledPredictive(likelihood, network.output_shape, outputs)
+    return SampledPredictive(gp.likelihood, network.output_shape, outputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +17,13 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
 
 from dnn2gp.errors import InputError, NetworkError, TrainModeWarning
-from dnn2gp.inputs import Inputs, leaves, map_inputs, num_examples, take
+from dnn2gp.inputs import Inputs, describe, leaves, map_inputs, num_examples, repack, same_form, take
+from dnn2gp.randomness import global_states_kept
+
+_EMPTY: dict = {}
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,14 @@ class Network:
     """f_w(x) ∈ R^K with w ∈ R^P the weights that require a gradient, each counted once.
 
     The module is evaluated in eval mode with the weights and buffers that it had when it was wrapped; what the user
-    does to the module afterwards does not reach this function, and nothing here reaches the module.
+    does to the module's weights afterwards does not reach this function, and nothing here reaches the module: its mode,
+    attributes and hooks are after each call as they were before it, and so are the global random generators.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
-        module: nn.Module,
+        module: object,
         inputs: Inputs,
         *,
         state: dict[str, Tensor] | None = None,
@@ -88,12 +95,12 @@ class Network:
 
         A saved GP brings the weights and buffers by name (`state`) and the names of the weights w (`trainable`).
         """
-        if not isinstance(module, nn.Module):
-            raise NetworkError(f"network: expected a torch.nn.Module, got {type(module).__name__}.")
-        parameters = dict(module.named_parameters())
-        tensors = {**parameters, **dict(module.named_buffers())}
-        tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        if state is not None:
+        module = _check_module(module)
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        tensors = {name: tensor.detach().clone() for name, tensor in {**parameters, **buffers}.items()}
+        if state is None:
+            _warn_if_train_mode(module)
+        else:
             _check_state(tensors, state)
             tensors = {name: state[name].to(tensor.device) for name, tensor in tensors.items()}
         if trainable is None:
@@ -102,9 +109,10 @@ class Network:
         self.module = module
         self.layout = Layout(tuple(trainable), tuple(tensors[name].shape for name in trainable))
         self.weights: Float[Tensor, " P"] = self.layout.flatten(tensors)
-        self._fixed = {name: tensor for name, tensor in tensors.items() if name not in set(trainable)}
-        self._warn_if_train_mode()
+        self._frozen = {name: tensors[name] for name in parameters if name not in set(trainable)}
+        self._buffers = {name: tensors[name] for name in buffers}
         self._spread = _spreads(module, inputs)
+        self._example = take(inputs, slice(0, 1))
         self.output_shape = self._probe(inputs)
 
     @property
@@ -129,14 +137,18 @@ class Network:
 
     def state(self) -> dict[str, Tensor]:
         """All weights (frozen ones too) and buffers by name."""
-        return {**self.layout.unflatten(self.weights), **self._fixed}
+        return {**self.layout.unflatten(self.weights), **self._frozen, **self._buffers}
 
     def __call__(self, weights: Float[Tensor, " P"], inputs: Inputs) -> Float[Tensor, "N K"]:
         """f_w(x) for all examples, flattened to N × K."""
-        return self._forward(weights, inputs).reshape(num_examples(inputs), -1)
+        with global_states_kept(self.device):
+            outputs = self._evaluate(weights, inputs)
+        if not isinstance(outputs, Tensor):
+            raise _no_tensor(outputs)
+        return outputs.reshape(num_examples(inputs), -1)
 
     def check_inputs(self, inputs: Inputs) -> Inputs:
-        """Move inputs to the device of the weights, and refuse other float dtypes and non-finite values."""
+        """Move inputs to the device of the weights; refuse other float dtypes, non-finite values and other forms."""
         for leaf in leaves(inputs):
             if leaf.is_floating_point() and leaf.dtype != self.dtype:
                 raise InputError(
@@ -146,12 +158,47 @@ class Network:
             if leaf.is_floating_point() and not leaf.isfinite().all():
                 row = int((~leaf.isfinite()).reshape(len(leaf), -1).any(1).nonzero()[0])
                 raise InputError(f"inputs: example {row} holds NaN or infinity. Remove or impute such examples.")
-        return map_inputs(lambda leaf: leaf.detach().to(self.device), inputs)
+        inputs = map_inputs(lambda leaf: leaf.detach().to(self.device), inputs)
+        return inputs if same_form(inputs, self._example) else self._adapted(inputs)
 
-    def _forward(self, weights: Tensor, inputs: Inputs) -> Tensor:
-        """One call of the module, in eval mode, on copies of the inputs (a layer may work in place)."""
+    def _adapted(self, inputs: Inputs) -> Inputs:
+        """Inputs of another form than those of the construction, if the network gives the same outputs for them."""
+        known = self._example
+        repacked = repack(inputs, known)
+        if repacked is None:
+            raise InputError(
+                f"inputs: expected the container that the network was converted with, {describe(known)}; "
+                f"got {describe(inputs)}. Pack them as the training inputs were."
+            )
+        inputs = repacked
+        with torch.no_grad(), global_states_kept(self.device):
+            outputs = self._tried(take(inputs, slice(0, 1)))
+        shape = (1, *self.output_shape)
+        if not isinstance(outputs, Tensor) or outputs.shape != shape:
+            got = f"outputs of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise InputError(
+                f"inputs: expected outputs of shape {shape} for one example, as for the training inputs "
+                f"({describe(known)}); {describe(take(inputs, slice(0, 1)))} gives {got}. "
+                "Give the inputs the shape of the training inputs."
+            )
+        return inputs
+
+    @torch.inference_mode(False)
+    def _tried(self, inputs: Inputs) -> object:
+        """The module's outputs at its own weights, or an error that says for which inputs it has none."""
+        try:
+            return self._evaluate(self.weights, inputs)
+        except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
+            raise InputError(
+                f"inputs: the network's forward fails on {describe(inputs)}: {error}. Expected are inputs like those "
+                f"of the training ({describe(self._example)}); check that network(inputs) runs in eval mode."
+            ) from error
+
+    def _evaluate(self, weights: Tensor, inputs: Inputs) -> object:
+        """One call of the module, in eval mode, on copies of inputs and buffers (a layer may work in place)."""
         inputs = map_inputs(torch.clone, inputs)
-        tensors = {**self.layout.unflatten(weights), **self._fixed}
+        buffers = {name: buffer.clone() for name, buffer in self._buffers.items()}
+        tensors = {**self.layout.unflatten(weights), **self._frozen, **buffers}
         if self._spread and isinstance(inputs, dict):
             args, kwargs = (), inputs
         else:
@@ -159,35 +206,26 @@ class Network:
         with evaluation_mode(self.module):
             return functional_call(self.module, tensors, args, kwargs)
 
-    def _warn_if_train_mode(self) -> None:
-        kinds = {type(m).__name__ for m in self.module.modules() if m.training and isinstance(m, _NormBase | _DropoutNd)}
-        if kinds:
-            warnings.warn(
-                f"The network came in train mode with layers that behave differently there ({', '.join(sorted(kinds))}). "
-                "dnn2gp evaluates it in eval mode (dropout off, running statistics) and leaves it as it came. "
-                "Call network.eval() first to silence this.",
-                TrainModeWarning,
-                stacklevel=4,
-            )
-
     def _probe(self, inputs: Inputs) -> tuple[int, ...]:
         """Check on a few examples that f_w(x) is one deterministic function of each example alone."""
         few = self.check_inputs(take(inputs, slice(0, min(4, num_examples(inputs)))))
-        count = num_examples(few)
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(devices):
-            first, second = self._forward(self.weights, few), self._forward(self.weights, few)
-            _check_outputs(first, count, self.dtype)
+        with torch.no_grad(), global_states_kept(self.device):
+            first, second = (_checked_outputs(self._tried(few), num_examples(few), self.dtype) for _ in range(2))
             if not torch.equal(first, second):
                 raise NetworkError(
                     "The network is not deterministic in eval mode: two passes over the same inputs differ by up to "
                     f"{(first - second).abs().max().item():.3g}. Look for (a) functional dropout with training=True, "
                     "(b) layers that ignore eval mode, (c) random numbers drawn in forward; switch them off."
                 )
-            alone = self._forward(self.weights, take(few, slice(0, 1)))
-        gap = (alone[0] - first[0]).abs().max().item() if count > 1 else 0.0
-        scale = first[0].abs().max().item() + 1.0
-        if alone.shape[1:] != first.shape[1:] or gap > 1e3 * torch.finfo(self.dtype).eps * scale:
+            alone = _checked_outputs(self._tried(take(few, slice(0, 1))), 1, self.dtype)
+        if alone.shape[1:] != first.shape[1:]:
+            raise NetworkError(
+                f"The network's output for an example has the shape {tuple(alone.shape[1:])} alone, but "
+                f"{tuple(first.shape[1:])} in a batch of {len(first)}. Look for squeeze() or reshape in forward; "
+                "expected is one row an example, whatever the batch."
+            )
+        gap = (alone[0] - first[0]).abs().max().item()
+        if gap > 1e3 * torch.finfo(self.dtype).eps * (first[0].abs().max().item() + 1.0):
             raise NetworkError(
                 f"The network's output for an example depends on the rest of the batch (by {gap:.3g}). Look for (a) "
                 "batch normalisation with track_running_stats=False, (b) forward code that uses batch statistics; "
@@ -198,19 +236,45 @@ class Network:
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Eval mode and differentiable attention kernels inside the block; every flag as it was after it."""
-    modes = [(part, part.training) for part in module.modules()]
+    """Eval mode and differentiable attention kernels inside the block; every flag and attribute as it was after it."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
+    with _attributes_kept(module):
+        try:
+            for part in module.modules():
+                part.training = False
+            torch.backends.mha.set_fastpath_enabled(False)
+            with sdpa_kernel(SDPBackend.MATH):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+@contextmanager
+def _attributes_kept(module: nn.Module) -> Iterator[None]:
+    """Put back what `forward` sets on the module (activations, counters, lazy masks), which would be tensors of a
+    transform that has ended: the attributes of each part, and the contents of the dicts and lists among them."""
+    dicts: list[tuple[dict, dict]] = []
+    lists: list[tuple[list, list]] = []
+    for part in module.modules():
+        attributes = vars(part)
+        dicts.append((attributes, attributes.copy()))
+        for value in attributes.values():
+            kind = type(value)
+            if kind is dict or kind is OrderedDict:
+                dicts.append((value, value.copy() if value else _EMPTY))
+            elif kind is list:
+                lists.append((value, value.copy()))
     try:
-        for part, _ in modes:
-            part.training = False
-        torch.backends.mha.set_fastpath_enabled(False)
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
+        yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        for part, mode in modes:
-            part.training = mode
+        for live, before in dicts:
+            if live.keys() != before.keys():
+                for name in live.keys() - before.keys():
+                    del live[name]
+            if before:
+                live.update(before)
+        for live, before in lists:
+            live[:] = before
 
 
 def _spreads(module: nn.Module, inputs: Inputs) -> bool:
@@ -225,48 +289,101 @@ def _spreads(module: nn.Module, inputs: Inputs) -> bool:
     return True
 
 
+def _warn_if_train_mode(module: nn.Module) -> None:
+    changing = (part for part in module.modules() if part.training and isinstance(part, _NormBase | _DropoutNd))
+    kinds = {type(part).__name__ for part in changing}
+    if kinds:
+        warnings.warn(
+            f"The network came in train mode with layers that behave differently there ({', '.join(sorted(kinds))}). "
+            "dnn2gp evaluates it in eval mode (dropout off, running statistics) and leaves it as it came. "
+            "Call network.eval() first to silence this.",
+            TrainModeWarning,
+            stacklevel=5,
+        )
+
+
+def _check_module(module: object) -> nn.Module:
+    if not isinstance(module, nn.Module):
+        form = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+        raise NetworkError(
+            f"network: expected a torch.nn.Module; got {form}. Pass the trained module, or wrap a function in one."
+        )
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise NetworkError(
+            "network: expected a plain torch.nn.Module; got one with TorchScript, whose weights cannot be exchanged. "
+            "Pass the module that was scripted or traced."
+        )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise NetworkError(
+                f"The weight {name!r} of a lazy layer has no shape yet. Call network(inputs) once, and train it."
+            )
+        if tensor.is_meta:
+            raise NetworkError(
+                f"The weight {name!r} is on the meta device and has no values. Load the trained weights first, e.g. by "
+                "network.to_empty(device='cpu') and network.load_state_dict(...)."
+            )
+    return module
+
+
 def _check_weights(trainable: list[str], tensors: dict[str, Tensor]) -> None:
     if not trainable:
         raise NetworkError(
             "The network has no weight that requires a gradient. Unfreeze at least one: parameter.requires_grad_(True)."
         )
-    kinds = {(tensors[name].dtype, tensors[name].device) for name in trainable}
-    if len(kinds) > 1 or not next(iter(kinds))[0].is_floating_point:
+    kinds: dict[str, str] = {}
+    for name in trainable:
+        kinds.setdefault(f"{tensors[name].dtype} on {tensors[name].device}", name)
+    dtype = tensors[trainable[0]].dtype
+    if len(kinds) > 1 or dtype not in (torch.float32, torch.float64):
+        found = ", ".join(f"{kind} ({name!r})" for kind, name in kinds.items())
         raise NetworkError(
-            f"All trainable weights must share one real dtype and one device; got {sorted(map(str, kinds))}. "
-            "Use network.to(dtype) or network.to(device)."
+            f"The network: expected trainable weights of one dtype, float32 or float64, on one device; got {found}. "
+            "Use network.float() or network.double(), and network.to(device)."
         )
     for name in trainable:
         if not tensors[name].isfinite().all():
-            raise NetworkError(f"The weight {name!r} holds NaN or infinity; the training has diverged.")
+            raise NetworkError(
+                f"The weight {name!r} holds NaN or infinity; the training has diverged. Train again with a smaller "
+                "learning rate, or load an earlier checkpoint."
+            )
 
 
 def _check_state(tensors: dict[str, Tensor], state: dict[str, Tensor]) -> None:
     missing, extra = sorted(set(tensors) - set(state)), sorted(set(state) - set(tensors))
     wrong = [n for n in tensors if n in state and tensors[n].shape != state[n].shape]
-    if missing or extra or wrong:
+    kinds = {"not in the file": missing, "only in the file": extra, "of another shape": wrong}
+    found = "; ".join(f"{what}: {names[:5]}" for what, names in kinds.items() if names)
+    if found:
         raise NetworkError(
-            "The network does not fit the saved one: "
-            + "; ".join(
-                f"{what} {names[:5]}"
-                for what, names in (("not in the file:", missing), ("only in the file:", extra), ("other shape:", wrong))
-                if names
-            )
-            + ". Build it with the arguments that it had when it was saved."
+            f"The network does not fit the saved one, weights and buffers {found}. "
+            "Build it with the arguments that it had when it was saved."
         )
 
 
-def _check_outputs(outputs: object, count: int, dtype: torch.dtype) -> None:
+def _no_tensor(outputs: object) -> NetworkError:
+    return NetworkError(
+        f"The network must return one tensor of outputs; it returned {type(outputs).__name__}. "
+        "Wrap it in a module whose forward returns the tensor (e.g. the logits)."
+    )
+
+
+def _checked_outputs(outputs: object, count: int, dtype: torch.dtype) -> Tensor:
     if not isinstance(outputs, Tensor):
+        raise _no_tensor(outputs)
+    if outputs.ndim == 0 or len(outputs) != count or outputs.numel() == 0:
         raise NetworkError(
-            f"The network must return one tensor of outputs; it returned {type(outputs).__name__}. "
-            "Wrap it in a module whose forward returns the tensor (e.g. the logits)."
-        )
-    if outputs.ndim == 0 or len(outputs) != count:
-        raise NetworkError(
-            f"The network must return one row an example: expected first axis {count}, got shape {tuple(outputs.shape)}."
+            f"The network must return one row an example: expected first axis {count} and at least one output, got "
+            f"shape {tuple(outputs.shape)}. Look for squeeze(), a transpose or a mean over the batch in forward."
         )
     if outputs.dtype != dtype:
-        raise NetworkError(f"The network's outputs are {outputs.dtype}, its weights {dtype}; they must be the same.")
+        raise NetworkError(
+            f"The network's outputs are {outputs.dtype}, its weights {dtype}; they must be the same. Return outputs of "
+            "that dtype from forward, and call dnn2gp outside of torch.autocast."
+        )
     if not outputs.isfinite().all():
-        raise NetworkError("The network's outputs hold NaN or infinity on the given inputs.")
+        raise NetworkError(
+            "The network's outputs hold NaN or infinity on the given inputs. Look at its frozen weights and buffers, "
+            "and at the scale of the inputs."
+        )
+    return outputs

@@ -15,7 +15,7 @@ from dnn2gp.randomness import normal, own_generator
 
 @dataclass(frozen=True, eq=False)
 class Predictive:
-    """The predictive distribution at N inputs.
+    """The predictive distribution at N inputs, Eqs. (44) and (48) for any likelihood.
 
     With f = f_w(x), D = ∂h/∂f and ỹ ~ N(Jμ, Λ⁻¹ + JΣ̃Jᵀ), the map y = h(f) + D (ỹ − Jw) gives
 
@@ -32,6 +32,10 @@ class Predictive:
     """J(x)(μ − w), zero at a minimum."""
     latent_covariance: Float[Tensor, "N K K"]
     """J Σ̃ Jᵀ, the covariance of f."""
+
+    def __repr__(self) -> str:
+        """One line."""
+        return f"Predictive({len(self.outputs)} inputs, outputs of shape {self.output_shape})"
 
     @property
     def latent_mean(self) -> Float[Tensor, "N K"]:
@@ -87,10 +91,13 @@ class Predictive:
             )
         return self._shaped(self.likelihood.probit(self.latent_mean, self.latent_covariance))
 
-    def monte_carlo(self, num_samples: int = 1000, generator: torch.Generator | None = None) -> Float[Tensor, "N *shape"]:
+    def monte_carlo(
+        self, num_samples: int = 1000, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "N *shape"]:
         """E[h(f)] ≈ (1/S) Σ_s h(f_s), f_s ~ N(E f, J Σ̃ Jᵀ)."""
         samples = self.sample_latent(num_samples, generator)
-        return self._shaped(torch.stack([self.likelihood.mean(f) for f in samples]).mean(0))
+        means = self.likelihood.mean(samples.flatten(0, 1)).unflatten(0, samples.shape[:2])
+        return self._shaped(means.mean(0))
 
     def sample_latent(self, num_samples: int, generator: torch.Generator | None = None) -> Float[Tensor, "S N K"]:
         """f ~ N(E f, J Σ̃ Jᵀ), each input apart (for samples of whole functions see GaussianProcess)."""
@@ -116,7 +123,7 @@ def psd_root(covariance: Float[Tensor, "*B K K"]) -> Float[Tensor, "*B K K"]:
     floor = -1e3 * torch.finfo(covariance.dtype).eps * values.abs().amax(-1)
     if (values[..., 0] < floor).any():
         raise NotPositiveDefiniteError(
-            f"A predictive covariance has the eigenvalue {values.min().item():.3g} (largest {values.max().item():.3g}). "
+            f"A predictive covariance has eigenvalue {values.min().item():.3g} (largest {values.max().item():.3g}). "
             "Use float64, or raise the prior precision δ."
         )
     return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)

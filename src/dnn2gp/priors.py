@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import TypeAlias
 
 import torch
@@ -12,27 +13,22 @@ from torch import Tensor
 from dnn2gp.errors import InputError
 from dnn2gp.network import Layout
 
-PriorPrecision: TypeAlias = "float | Tensor | Mapping[str, float]"
+PriorPrecision: TypeAlias = "float | int | Tensor | Mapping[str, float] | Mapping[str, int]"
 
 
 def expand_precision(prior_precision: PriorPrecision, layout: Layout, like: Tensor) -> Float[Tensor, " P"]:
     """δ for each weight, from a number, a mapping layer → δ, or a tensor with one entry a layer or a weight."""
     layers = layout.layers
     if isinstance(prior_precision, Mapping):
-        if set(prior_precision) != set(layers):
-            raise InputError(
-                f"prior_precision: expected one entry for each of the layers {list(layers)}; "
-                f"got {list(prior_precision)}."
-            )
-        prior_precision = torch.tensor([float(prior_precision[name]) for name in layers], dtype=torch.float64)
-    if isinstance(prior_precision, bool) or not isinstance(prior_precision, int | float | Tensor):
+        prior_precision = _from_mapping(prior_precision, list(layers))
+    value = _real(prior_precision, "a number, a mapping from layer to number, or a tensor of real numbers").to(like)
+    bad = ~(value.isfinite() & (value > 0))
+    if bad.any():
         raise InputError(
-            "prior_precision: expected a number, a mapping from layer to number, or a tensor; "
-            f"got {type(prior_precision).__name__}."
+            f"prior_precision: expected δ > 0 and finite in {like.dtype}; got {value[bad][0].item():g} "
+            f"({int(bad.sum())} of {value.numel()} entries are not). δ of weight decay λ is N · λ: see "
+            "precision_from_weight_decay."
         )
-    value = torch.as_tensor(prior_precision).to(like)
-    if not (value.isfinite().all() and (value > 0).all()):
-        raise InputError(f"prior_precision: δ must be positive and finite; got {prior_precision!r}.")
     if value.ndim == 0:
         return value.expand(layout.num_weights).clone()
     if value.shape == (layout.num_weights,):
@@ -45,15 +41,41 @@ def expand_precision(prior_precision: PriorPrecision, layout: Layout, like: Tens
     )
 
 
-def precision_from_weight_decay(weight_decay: float, num_examples: int) -> float:
-    """δ = N λ: the prior precision of a network trained on the *mean* loss with weight decay λ.
-
-    (1/N) Σᵢ ℓᵢ(w) + ½ λ wᵀw  and  Σᵢ ℓᵢ(w) + ½ (N λ) wᵀw  have the same minima. (Optimisers with *decoupled* decay,
-    such as AdamW, do not minimise this loss exactly; δ = N λ is then an approximation.)
-    """
-    if not weight_decay > 0 or num_examples < 1:
+def _from_mapping(prior_precision: Mapping[str, object], layers: list[str]) -> Float[Tensor, " L"]:
+    if set(prior_precision) != set(layers):
         raise InputError(
-            f"expected weight_decay > 0 and num_examples ≥ 1; got {weight_decay} and {num_examples}. Without weight decay "
-            "the loss has no prior: choose a small δ, or retrain with weight decay."
+            f"prior_precision: expected one entry for each of the layers {layers}; got {list(prior_precision)}. "
+            "The layers are the names in network.named_modules() that own trainable weights."
         )
-    return weight_decay * num_examples
+    return torch.stack([_real(prior_precision[name], f"a number for the layer {name!r}").double() for name in layers])
+
+
+def _real(value: object, expected: str) -> Tensor:
+    """A number or tensor as a tensor; bool and complex are no precisions."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return torch.tensor(float(value), dtype=torch.float64)
+    if isinstance(value, Tensor) and not value.is_complex() and value.dtype != torch.bool:
+        return value
+    kind = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else repr(value)
+    raise InputError(f"prior_precision: expected {expected}; got {kind}. Use e.g. prior_precision=1.0.")
+
+
+def precision_from_weight_decay(
+    weight_decay: float, num_examples: int, *, num_outputs: int = 1, sigma: float | None = None
+) -> float:
+    """δ of the summed loss Σᵢ ℓᵢ(w) + ½ δ wᵀw, for a network trained on a *mean* loss with weight decay λ.
+
+        δ = N λ              nn.CrossEntropyLoss, nn.BCEWithLogitsLoss and nn.PoissonNLLLoss with one output
+        δ = N K λ            `num_outputs` = K, for losses that average over K outputs as well
+        δ = N K λ / (2σ²)    `sigma` = σ too, for nn.MSELoss, whose (y−f)² is 2σ² times that of GaussianLikelihood(σ)
+
+    (Optimisers with *decoupled* decay, such as AdamW, do not minimise such a loss; δ is then an approximation.)
+    """
+    if not weight_decay > 0 or num_examples < 1 or num_outputs < 1 or (sigma is not None and not sigma > 0):
+        raise InputError(
+            "expected weight_decay > 0, num_examples ≥ 1, num_outputs ≥ 1 and sigma > 0; got "
+            f"{weight_decay}, {num_examples}, {num_outputs} and {sigma}. Without weight decay the loss has no prior: "
+            "choose a small δ, or retrain with weight decay."
+        )
+    precision = weight_decay * num_examples * num_outputs
+    return precision if sigma is None else precision / (2 * sigma**2)

@@ -38,7 +38,13 @@ def show_progress(enabled: bool = True, console: Console | None = None) -> Itera
     if not enabled or _active.get() is not None:
         yield
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, transient=True, console=console or Console(stderr=True)) as bars:
         token = _active.set(bars)
         try:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,3 +24,16 @@ def normal(shape: tuple[int, ...], generator: torch.Generator | None, like: Tens
     """ε ~ N(0, I) in float64 on the device of `like`."""
     generator = own_generator(generator, like.device)
     return torch.randn(shape, generator=generator, dtype=torch.float64, device=like.device)
+
+
+@contextmanager
+def global_states_kept(device: torch.device | None = None) -> Iterator[None]:
+    """Run code of the user's, which may draw from the global generators of torch, NumPy and Python; put them back."""
+    devices = [device] if device is not None and device.type == "cuda" else []
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)

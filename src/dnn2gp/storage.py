@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -31,7 +33,7 @@ _KEY = "dnn2gp"
 
 
 def save(gp: GaussianProcess, path: str | PathLike[str]) -> None:
-    """Write the GP to one file, whole or not at all: weights, buffers, data, prior, likelihood and what was computed."""
+    """Write the GP to one file, whole or not at all: weights, buffers, data, prior, likelihood, what was computed."""
     header, tensors = _pack(gp)
     # A copy of each tensor: safetensors takes neither views nor shared memory.
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -55,31 +57,32 @@ def load(
 
     A custom likelihood is code, which no file holds: hand it in again as `likelihood`.
     """
-    header, tensors = _read(Path(path))
-    module = network if isinstance(network, nn.Module) else network()
-    likelihood = likelihood or _likelihood(header, _part(tensors, "likelihood"))
-    inputs = _unpack_inputs(header["inputs"], _part(tensors, "inputs"))
-    function = Network(module, inputs, state=_part(tensors, "network"), trainable=header["trainable"])
+    file = _File.read(Path(path))
+    header = file.header
+    likelihood = _likelihood(likelihood, header["likelihood"], file.part("likelihood"))
+    inputs = file.inputs()
+    function = Network(_module(network), inputs, state=file.part("network"), trainable=header["trainable"])
+    file = file.to(function.device)
     inputs = function.check_inputs(inputs)
     jacobian = JacobianFeatures(function, inputs, memory_budget=memory_budget)
-    expansion = _expansion(header, _part(tensors, "expansion"), jacobian, inputs)
-    prior = _part(tensors, "prior")
-    mean = prior.pop("mean")
-    model = LinearModel(expansion, Gaussian(mean, Structure.kinds[header["prior"]].from_state(prior)))
-    inference = Inference.kinds[header["inference"]].restored(model, header["structure"], _part(tensors, "inference"))
+    expansion = _expansion(header["features"], file.part("expansion"), jacobian, inputs)
+    prior = file.part("prior")
+    model = LinearModel(expansion, Gaussian(prior["mean"], Structure.kinds[header["prior"]].from_state(prior)))
+    inference = Inference.kinds[header["inference"]].restored(model, header["structure"], file.part("inference"))
     return GaussianProcess(jacobian, inference, likelihood)
 
 
 def _pack(gp: GaussianProcess) -> tuple[dict[str, Any], dict[str, Tensor]]:
     expansion, prior = gp.model.expansion, gp.prior
-    gradient = isinstance(expansion.features, GradientFeatures)
+    features = expansion.features
+    gradient = isinstance(features, GradientFeatures)
     xs = leaves(expansion.inputs)[:-1] if gradient else leaves(expansion.inputs)
     header = {
         "format": FORMAT_VERSION,
         "dnn2gp": version("dnn2gp"),
         "likelihood": gp.likelihood.name,
         "trainable": list(gp.network.layout.names),
-        "inputs": _form(expansion.features.form if isinstance(expansion.features, GradientFeatures) else expansion.inputs),
+        "inputs": _form(features.form if isinstance(features, GradientFeatures) else expansion.inputs),
         "features": "gradient" if gradient else "jacobian",
         "prior": prior.precision.name,
         "inference": gp.inference.name,
@@ -100,41 +103,123 @@ def _pack(gp: GaussianProcess) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return header, {f"{part}/{name}": tensor for part, members in parts.items() for name, tensor in members.items()}
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+class _Part(dict[str, Tensor]):
+    """The tensors of one part of a file by their names; a missing one is an error of the file."""
+
+    def __init__(self, path: Path, part: str, tensors: dict[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self._where = f"{path} is not a whole dnn2gp file: it has no tensor '{part}/"
+
+    def __missing__(self, name: str) -> Tensor:
+        raise FileFormatError(f"{self._where}{name}'. Save the GP again.")
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file that was read: its header, checked, and its tensors."""
+
+    path: Path
+    header: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    @staticmethod
+    def read(path: Path) -> _File:
+        if path.is_dir():
+            raise FileFormatError(f"{path} is a folder; expected a file that dnn2gp.save wrote.")
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        except SafetensorError as error:
+            raise FileFormatError(
+                f"{path} is not a whole safetensors file ({error}). It may be truncated, or of another kind (a pickle "
+                "by torch.save is never opened). Give a file that dnn2gp.save wrote, or save the GP again."
+            ) from error
+        if _KEY not in metadata:
+            raise FileFormatError(
+                f"{path} is a safetensors file, but not one of dnn2gp: it has no {_KEY!r} header. "
+                "Give a file that dnn2gp.save wrote."
+            )
+        return _File(path, _header(path, metadata[_KEY], tensors), tensors)
+
+    def part(self, part: str) -> _Part:
+        prefix = f"{part}/"
+        members = {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
+        return _Part(self.path, part, members)
+
+    def to(self, device: torch.device) -> _File:
+        return replace(self, tensors={name: tensor.to(device) for name, tensor in self.tensors.items()})
+
+    def inputs(self) -> Inputs:
+        form, state = self.header["inputs"], self.part("inputs")
+        count = len(form) if isinstance(form, list) else 1 if form == "tensor" else max(1, len(state))
+        xs = [state[str(position)] for position in range(count)]
+        if isinstance(form, list):
+            return dict(zip(form, xs, strict=True))
+        return xs[0] if form == "tensor" else tuple(xs) if form == "tuple" else xs
+
+
+def _header(path: Path, text: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The header, if it is one of this version and every entry has a value that this release knows."""
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except SafetensorError as error:
-        raise FileFormatError(f"{path} is not a whole safetensors file ({error}). Save the GP again.") from error
-    if _KEY not in metadata:
-        raise FileFormatError(f"{path} is a safetensors file, but not one of dnn2gp: it has no {_KEY!r} header.")
-    header = json.loads(metadata[_KEY])
-    if header["format"] != FORMAT_VERSION:
+        header = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FileFormatError(f"{path}: its {_KEY!r} header is not JSON ({error}). Save the GP again.") from error
+    header = header if isinstance(header, dict) else {}
+    if header.get("format") != FORMAT_VERSION:
         raise FileFormatError(
-            f"{path} has format {header['format']} (dnn2gp {header['dnn2gp']}); this release reads {FORMAT_VERSION}. "
-            "Install the release that wrote it, or save the GP again."
+            f"{path} has format {header.get('format')} (dnn2gp {header.get('dnn2gp')}); this release reads "
+            f"{FORMAT_VERSION}. Install the release that wrote it, or save the GP again."
         )
-    return header, tensors
+    structures, weights = list(Structure.kinds), {name.removeprefix("network/") for name in tensors}
+    known = {
+        "likelihood": isinstance(header.get("likelihood"), str),
+        "trainable": _names(header.get("trainable"), weights),
+        "inputs": header.get("inputs") in ["tensor", "tuple", "list"] or _names(header.get("inputs")),
+        "features": header.get("features") in ["jacobian", "gradient"],
+        "prior": header.get("prior") in structures,
+        "inference": header.get("inference") in list(Inference.kinds),
+        "structure": header.get("structure") in structures,
+    }
+    for name, valid in known.items():
+        if not valid:
+            raise FileFormatError(
+                f"{path}: its header has {name} = {header.get(name)!r}, which this release does not know. "
+                "The file is damaged or of another release: save the GP again."
+            )
+    return header
 
 
-def _part(tensors: dict[str, Tensor], part: str) -> dict[str, Tensor]:
-    prefix = f"{part}/"
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+def _names(value: object, among: set[str] | None = None) -> bool:
+    """Whether it is a list of names, one at least, all of them `among` the given."""
+    names = value if isinstance(value, list) else []
+    return len(names) > 0 and all(isinstance(name, str) and (among is None or name in among) for name in names)
 
 
-def _likelihood(header: dict[str, Any], state: dict[str, Tensor]) -> Likelihood:
-    if header["likelihood"] == CustomLikelihood.name:
-        raise InputError("The GP was saved with a custom likelihood, which is code: pass it as load(..., likelihood=...).")
-    return likelihood_from_state(header["likelihood"], state)
+def _module(network: object) -> object:
+    """The module, or what a class or function of no arguments builds."""
+    if isinstance(network, nn.Module) or not callable(network):
+        return network
+    return network()
 
 
-def _expansion(
-    header: dict[str, Any], state: dict[str, Tensor], jacobian: JacobianFeatures, inputs: Inputs
-) -> Expansion:
-    residual, root, log_likelihood = (state[name].to(jacobian.anchor.device) for name in ("residual", "root", "log_likelihood"))
+def _likelihood(given: Likelihood | None, name: str, state: dict[str, Tensor]) -> Likelihood:
+    if given is not None:
+        if not isinstance(given, Likelihood):
+            raise InputError(f"likelihood: expected a dnn2gp likelihood (an instance); got {given!r}.")
+        return given
+    if name == CustomLikelihood.name:
+        raise InputError(
+            "The GP was saved with a custom likelihood, which is code and in no file: "
+            "pass it as load(..., likelihood=...)."
+        )
+    return likelihood_from_state(name, state)
+
+
+def _expansion(kind: str, state: dict[str, Tensor], jacobian: JacobianFeatures, inputs: Inputs) -> Expansion:
+    residual, root, log_likelihood = (state[name] for name in ("residual", "root", "log_likelihood"))
     features: FeatureMap = jacobian
-    if header["features"] == "gradient":
+    if kind == "gradient":
         features = GradientFeatures(jacobian, inputs)
         inputs, residual = GradientFeatures.pair(inputs, residual), residual.new_ones(len(residual), 1)
     return Expansion(features, inputs, residual, root, jacobian.anchor, log_likelihood)
@@ -142,11 +227,6 @@ def _expansion(
 
 def _form(inputs: Inputs) -> str | list[str]:
     """How the tensors are packed: their container, or the keys of a dict."""
-    return list(inputs) if isinstance(inputs, dict) else type(inputs).__name__ if isinstance(inputs, tuple | list) else "tensor"
-
-
-def _unpack_inputs(form: str | list[str], state: dict[str, Tensor]) -> Inputs:
-    xs = [state[str(position)] for position in range(len(state))]
-    if isinstance(form, list):
-        return dict(zip(form, xs, strict=True))
-    return xs[0] if form == "tensor" else tuple(xs) if form == "tuple" else xs
+    if isinstance(inputs, dict):
+        return list(inputs)
+    return "tensor" if isinstance(inputs, Tensor) else "tuple" if isinstance(inputs, tuple) else "list"

@@ -9,7 +9,7 @@ it, within a memory budget; an engine that can form a product without the Jacobi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float
@@ -26,6 +26,10 @@ class Whitener(ABC):
     @abstractmethod
     def whiten(self, rows: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
         """J Σ^{½}, so that whiten(J) whiten(J')ᵀ = J Σ J'ᵀ."""
+
+    @abstractmethod
+    def unwhiten(self, noise: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
+        """Σ^{½} ε: columns of covariance Σ from columns of covariance I; whiten(J) ε = J unwhiten(ε)."""
 
 
 class FeatureMap(ABC):
@@ -45,20 +49,20 @@ class FeatureMap(ABC):
 
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N Q S"]:
         """J V."""
-        return torch.cat([rows @ vectors for _, rows in self._rows(inputs, "J v")])
+        return torch.cat([rows @ vectors.to(rows.dtype) for _, rows in self._rows(inputs, "J v")])
 
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N Q S"]) -> Float[Tensor, "P S"]:
         """Jᵀ U = Σᵢ φ_w(xᵢ) Uᵢ."""
         total = self.anchor.new_zeros(self.num_weights, cotangents.shape[-1])
         for part, rows in self._rows(inputs, "Jᵀ u"):
-            total += torch.einsum("nqp,nqs->ps", rows, cotangents[part])
+            total += torch.einsum("nqp,nqs->ps", rows, cotangents[part].to(rows.dtype))
         return total
 
     def ggn(self, inputs: Inputs, root: Float[Tensor, "N Q R"]) -> Float[Tensor, "P P"]:
-        """Jᵀ Λ J = Σᵢ φ_w(xᵢ) Λᵢ φ_w(xᵢ)ᵀ with Λᵢ = Sᵢ Sᵢᵀ, summed over chunks in float64."""
+        """Jᵀ Λ J = Σᵢ φ_w(xᵢ) Λᵢ φ_w(xᵢ)ᵀ with Λᵢ = Sᵢ Sᵢᵀ, in float64 whatever the rows are."""
         total = torch.zeros(self.num_weights, self.num_weights, dtype=torch.float64, device=self.anchor.device)
         for part, rows in self._rows(inputs, "JᵀΛJ"):
-            factor = (root[part].mT @ rows).reshape(-1, self.num_weights)
+            factor = (root[part].mT @ rows).reshape(-1, self.num_weights).double()
             total += factor.T @ factor
         return total
 
@@ -82,16 +86,16 @@ class FeatureMap(ABC):
     ) -> Float[Tensor, "N Q M Q2"]:
         """J(x) Σ J'(x')ᵀ for all pairs; `other` (default: this map) gives J'."""
         blocks = _Blocks(self, inputs, precision, other, other_inputs)
-        result: Tensor | None = None
+        result = torch.empty(0)
         for rows, columns, left, right in blocks.pairs("kernel"):
-            block = (left.flatten(0, 1) @ right.flatten(0, 1).T).unflatten(0, left.shape[:2]).unflatten(2, right.shape[:2])
-            if result is None:
-                shape = (blocks.num_rows, left.shape[1], blocks.num_columns, right.shape[1])
-                result = block.new_empty(shape)
+            block = (
+                (left.flatten(0, 1) @ right.flatten(0, 1).T).unflatten(0, left.shape[:2]).unflatten(2, right.shape[:2])
+            )
+            if rows.start == columns.start == 0:
+                result = block.new_empty(blocks.num_rows, left.shape[1], blocks.num_columns, right.shape[1])
             result[rows, :, columns, :] = block
             if blocks.symmetric:
                 result[columns, :, rows, :] = block.permute(2, 3, 0, 1)
-        assert result is not None
         return result
 
     def kernel_trace(
@@ -157,15 +161,14 @@ class _Blocks:
                 right = left if same else self.precision.whiten(self.right.jacobian(take(self.other, columns)))
                 yield rows, columns, left, right
 
-    def fill(self, what: str, trailing: tuple[int, ...], product) -> Tensor:
+    def fill(self, what: str, trailing: tuple[int, ...], product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """An N × M (× trailing) result from a product of two chunks."""
-        result: Tensor | None = None
+        result = torch.empty(0)
         for rows, columns, left, right in self.pairs(what):
             block = product(left, right)
-            if result is None:
+            if rows.start == columns.start == 0:
                 result = block.new_empty(self.num_rows, self.num_columns, *trailing)
             result[rows, columns] = block
             if self.symmetric:
                 result[columns, rows] = block.transpose(0, 1)
-        assert result is not None
         return result

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Iterator
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -10,7 +13,7 @@ from torch.func import jacrev, jvp, vjp, vmap
 from dnn2gp.errors import NetworkError
 from dnn2gp.features.base import FeatureMap
 from dnn2gp.inputs import Inputs, map_inputs, num_examples, take
-from dnn2gp.memory import chunks
+from dnn2gp.memory import check_budget, chunks
 from dnn2gp.network import Network
 
 # Examples in one plain forward or backward pass, as in training: no Jacobian is formed there.
@@ -18,7 +21,10 @@ _PASS = 512
 
 
 class JacobianFeatures(FeatureMap):
-    """φ_w(x)ᵀ = J_w(x) = ∇_w f_w(x)ᵀ ∈ R^{K×P}, Eq. (6): the neural tangent features, for any network."""
+    """φ_w(x)ᵀ = J_w(x) = ∇_w f_w(x)ᵀ ∈ R^{K×P}, Eq. (6): the neural tangent features, for any network.
+
+    Nothing can be differentiated in torch.inference_mode(), so each method leaves it for its own duration.
+    """
 
     def __init__(
         self,
@@ -31,15 +37,17 @@ class JacobianFeatures(FeatureMap):
         self.network = network
         self.anchor = network.weights if anchor is None else anchor
         self.num_weights, self.num_outputs = network.num_weights, network.num_outputs
-        self.memory_budget = memory_budget
+        self.memory_budget = check_budget(memory_budget)
         self._probe(take(inputs, slice(0, 1)))
 
+    @torch.inference_mode(False)
     def outputs(self, inputs: Inputs) -> Float[Tensor, "N K"]:
         """f_w(x) at the anchor."""
         with torch.no_grad():
             parts = [self.network(self.anchor, take(inputs, part)) for part in _passes(inputs)]
         return torch.cat(parts)
 
+    @torch.inference_mode(False)
     def jacobian(self, inputs: Inputs) -> Float[Tensor, "N K P"]:
         """J_w(x) of each example."""
         if not self.batched:
@@ -48,6 +56,7 @@ class JacobianFeatures(FeatureMap):
         with torch.no_grad():
             return vmap(jacrev(self._single), in_dims=(None, 0))(self.anchor, inputs)
 
+    @torch.inference_mode(False)
     def pull_each(self, inputs: Inputs, cotangents: Float[Tensor, "N K"]) -> Float[Tensor, "N P"]:
         """J(xᵢ)ᵀ uᵢ of each example apart: one backward pass an example."""
         if not self.batched:
@@ -59,10 +68,14 @@ class JacobianFeatures(FeatureMap):
         with torch.no_grad():
             return vmap(single)(inputs, cotangents)
 
+    @torch.inference_mode(False)
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N K S"]:
-        """J v for each column v, in forward mode: one pass over the network, no Jacobian."""
+        """J v for each column v, in forward mode: one pass over the network, no Jacobian.
+
+        More columns than rows (S > 2K) are cheaper with the rows of the Jacobian, chunk by chunk.
+        """
         vectors = vectors.to(self.anchor.dtype)
-        if not self.forward_mode:
+        if not self.forward_mode or vectors.shape[1] > 2 * self.num_outputs:
             return super().jvp(inputs, vectors)
         parts = []
         for part in _passes(inputs):
@@ -70,8 +83,11 @@ class JacobianFeatures(FeatureMap):
             parts.append(torch.stack([self._push(examples, column) for column in vectors.unbind(1)], -1))
         return torch.cat(parts)
 
+    @torch.inference_mode(False)
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N K S"]) -> Float[Tensor, "P S"]:
-        """Jᵀ u for each column u, in reverse mode: one backward pass, no Jacobian."""
+        """Jᵀ u for each column u, in reverse mode: one backward pass, no Jacobian (but see `jvp`)."""
+        if cotangents.shape[-1] > 2 * self.num_outputs:
+            return super().vjp(inputs, cotangents.to(self.anchor.dtype))
         total = self.anchor.new_zeros(self.num_weights, cotangents.shape[-1])
         for part in _passes(inputs):
             with torch.enable_grad():
@@ -81,6 +97,7 @@ class JacobianFeatures(FeatureMap):
                 total += torch.stack([_pull(outputs, weights, column) for column in columns], -1)
         return total
 
+    @torch.inference_mode(False)
     def residual_curvature(
         self, inputs: Inputs, residual: Float[Tensor, "N K"], vectors: Float[Tensor, "P S"]
     ) -> Float[Tensor, "P S"]:
@@ -90,7 +107,7 @@ class JacobianFeatures(FeatureMap):
             with torch.enable_grad():
                 weights = self.anchor.detach().requires_grad_(True)
                 outputs = self.network(weights, take(inputs, part))
-                first = torch.autograd.grad(outputs, weights, residual[part], create_graph=True)[0]
+                first = torch.autograd.grad(outputs, weights, residual[part].clone(), create_graph=True)[0]
                 if first.requires_grad:  # else f is linear in w and the term is zero
                     total += torch.stack([_pull(first, weights, column) for column in vectors.unbind(1)], -1)
         return total
@@ -117,6 +134,7 @@ class JacobianFeatures(FeatureMap):
                 rows.append(torch.stack([_pull(outputs, weights, row) for row in cotangents[index]]))
         return torch.stack(rows)
 
+    @torch.inference_mode(False)
     def _probe(self, example: Inputs) -> None:
         """Find out on one example what autograd can do with this network, judged against a plain backward pass."""
         generator = torch.Generator().manual_seed(0)
@@ -129,7 +147,7 @@ class JacobianFeatures(FeatureMap):
         except RuntimeError as error:
             raise NetworkError(
                 "The network's outputs do not depend on its trainable weights in a differentiable way "
-                f"({error}). Look for (a) detach(), .data, no_grad or argmax in forward, (b) layers without a derivative."
+                f"({error}). Look for (a) detach(), .data, no_grad or argmax in forward, (b) layers with no derivative."
             ) from error
         self.batched = True
         rows = _attempt(lambda: self.jacobian(example))
@@ -144,7 +162,7 @@ class JacobianFeatures(FeatureMap):
         return tensor
 
 
-def _passes(inputs: Inputs):
+def _passes(inputs: Inputs) -> Iterator[slice]:
     return chunks(num_examples(inputs), _PASS)
 
 
@@ -152,11 +170,16 @@ def _pull(outputs: Tensor, weights: Tensor, cotangent: Tensor) -> Float[Tensor, 
     return torch.autograd.grad(outputs, weights, cotangent, retain_graph=True)[0]
 
 
-def _attempt(function) -> Tensor | None:
-    """The result, or None where a layer lacks the rule for it (a second implementation then takes over)."""
+def _attempt(function: Callable[[], Tensor]) -> Tensor | None:
+    """The result, or None where a layer lacks the rule for it (a second implementation then takes over).
+
+    Where torch.func warns that it loops over a layer for want of a rule, the plain loop serves as well, without warning.
+    """
     try:
-        return function()
-    except (RuntimeError, ValueError, TypeError):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*batching rule")
+            return function()
+    except (RuntimeError, ValueError, TypeError, UserWarning):
         return None
 
 

@@ -45,16 +45,28 @@ class SiteFeatures:
                 if columns.start > rows.start:
                     break
                 product = block @ (block if columns == rows else other).T
-                result[rows, columns] = product.double()
-                result[columns, rows] = product.T.double()
+                result[rows, columns] = product
+                result[columns, rows] = product.T
         return result
 
     def cross(self, white: Float[Tensor, "n Q P"]) -> Float[Tensor, "n Q M"]:
         """J(x) V Jᵀ S for whitened rows J(x) V^{½} of other inputs."""
-        result = white.new_empty(*white.shape[:2], self.size)
-        for part, block in self.blocks():
-            result[..., part] = white @ block.to(white.dtype).T
-        return result
+        white = white.double()
+        return torch.cat([white @ block.T for _, block in self.blocks()], -1)
+
+    def matmul(self, white: Float[Tensor, "P S"]) -> Float[Tensor, "M S"]:
+        """Φ z = SᵀJ (V^{½} z), in float64; without the rows, one forward-mode pass a column."""
+        if self.kept():
+            return torch.cat([block @ white for _, block in self.blocks()])
+        pushed = self.features.jvp(self.inputs, self.precision.unwhiten(white).to(self.root.dtype))
+        return (self.root.mT @ pushed).flatten(0, 1).double()
+
+    def rmatmul(self, sites: Float[Tensor, "M S"]) -> Float[Tensor, "P S"]:
+        """Φᵀ a = (V^{½})ᵀ JᵀS a, in float64; without the rows, one backward pass a column."""
+        if self.kept():
+            return torch.stack([block.T @ sites[part] for part, block in self.blocks()]).sum(0)
+        shaped = sites.to(self.root.dtype).unflatten(0, self.root.shape[::2])
+        return self.precision.whiten(self.features.vjp(self.inputs, self.root @ shaped).T.double()).T
 
     def joined(self, other: SiteFeatures) -> Float[Tensor, "M P"] | None:
         """The rows of both, if both are kept."""
@@ -64,20 +76,17 @@ class SiteFeatures:
 
     def all_rows(self) -> Float[Tensor, "M P"]:
         """Φ in memory, or an error with the figures."""
-        bytes_needed = self.size * self.features.num_weights * self.root.element_size()
         require(
-            2 * bytes_needed,
+            2 * 8 * self.size * self.features.num_weights,
             self.features.budget(),
             f"Keeping the features of {self.size} sites and {self.features.num_weights} weights",
-            "Raise memory_budget, or use inference=WeightSpace.",
+            "Use inference=WeightSpace.",
         )
         return torch.cat([block for _, block in self.blocks()])
 
     def blocks(self) -> Iterator[tuple[slice, Float[Tensor, "m P"]]]:
-        """Consecutive blocks of rows of Φ."""
-        if self._rows is None and self._fits():
-            self._rows = torch.cat([block for _, block in self._computed("features of the data")])
-        if self._rows is not None:
+        """Consecutive blocks of rows of Φ, in float64."""
+        if self.kept() and self._rows is not None:
             yield slice(0, self.size), self._rows
         else:
             yield from self._computed("features of the data, made anew")
@@ -87,8 +96,11 @@ class SiteFeatures:
         parts = list(chunks(num_examples(self.inputs), self.features.chunk(self.inputs, 0.25)))
         for part in track(parts, what):
             rows = self.root[part].mT @ self.features.jacobian(take(self.inputs, part))
-            yield slice(part.start * rank, part.stop * rank), self.precision.whiten(rows).flatten(0, 1)
+            yield slice(part.start * rank, part.stop * rank), self.precision.whiten(rows).flatten(0, 1).double()
 
-    def _fits(self) -> bool:
-        size = torch.finfo(self.root.dtype).bits // 8
-        return self.size * self.features.num_weights * size <= _SHARE * self.features.budget()
+    def kept(self) -> bool:
+        """Whether all rows are in memory; they are made here the first time, if they fit."""
+        fits = 8 * self.size * self.features.num_weights <= _SHARE * self.features.budget()
+        if self._rows is None and fits:
+            self._rows = torch.cat([block for _, block in self._computed("features of the data")])
+        return self._rows is not None

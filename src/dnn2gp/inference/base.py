@@ -29,7 +29,8 @@ class Cost:
 
     def __str__(self) -> str:
         """One line for people."""
-        return f"{self.space}: a {self.size} × {self.size} matrix, {self.operations:.2g} operations, {readable(self.bytes)}"
+        matrix = f"a {self.size} × {self.size} matrix"
+        return f"{self.space}: {matrix}, {self.operations:.2g} operations, {readable(self.bytes)}"
 
 
 class Inference(ABC):
@@ -40,6 +41,10 @@ class Inference(ABC):
     """Every way of inference by its name, for reading files."""
 
     model: LinearModel
+
+    @abstractmethod
+    def __init__(self, model: LinearModel) -> None:
+        """Do what inference in this model needs once."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -55,9 +60,7 @@ class Inference(ABC):
         """Σ̃ v, in float64."""
 
     @abstractmethod
-    def covariance(
-        self, features: FeatureMap, inputs: Inputs, other: Inputs | None = None
-    ) -> Float[Tensor, "N K M K"]:
+    def covariance(self, features: FeatureMap, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
         """J(x) Σ̃ J(x')ᵀ for all pairs: the posterior kernel."""
 
     @abstractmethod
@@ -98,6 +101,13 @@ class Inference(ABC):
     def step(self) -> Float[Tensor, " P"]:
         """Σ̃ ∇ℓ̄(w), the Gauss-Newton step from the anchor to the posterior mean, in float64."""
         return self.covariance_matmul(self.model.gradient[:, None])[:, 0]
+
+    def step_bound(self) -> float:
+        """√(gᵀ Σ̃ g), g = ∇ℓ̄(w): no output anywhere moves by more posterior standard deviations in the step.
+
+        |aᵀ Σ̃ g| ≤ √(aᵀ Σ̃ a) √(gᵀ Σ̃ g) for every row a of every Jacobian, by Cauchy and Schwarz.
+        """
+        return max(0.0, (self.model.gradient @ self.step).item()) ** 0.5
 
     @cached_property
     def mean(self) -> Float[Tensor, " P"]:

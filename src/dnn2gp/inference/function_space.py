@@ -35,6 +35,7 @@ class FunctionSpace(Inference):
     ) -> None:
         """Form and factorise A = L Lᵀ, unless the factor is given."""
         self.model = model
+        self.precision = model.prior.precision.double()
         expansion, size = model.expansion, model.expansion.num_sites
         require(
             3 * 8 * size**2,
@@ -42,9 +43,7 @@ class FunctionSpace(Inference):
             f"The kernel matrix of {expansion.num_examples} examples ({size} × {size})",
             "Use weight space (inference=WeightSpace), whose size is the number of weights, or fewer examples.",
         )
-        self.sites = sites or SiteFeatures(
-            expansion.features, expansion.inputs, expansion.root, model.prior.precision
-        )
+        self.sites = sites or SiteFeatures(expansion.features, expansion.inputs, expansion.root, self.precision)
         if factor is None:
             matrix = self.sites.gram()
             matrix.diagonal().add_(1)
@@ -58,15 +57,13 @@ class FunctionSpace(Inference):
         return Cost(cls.name, num_sites, operations, 3 * 8 * num_sites**2)
 
     def covariance_matmul(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
-        """Σ̃ v = V v − V JᵀS A⁻¹ SᵀJ V v."""
-        scaled = self.model.prior.precision.solve(vectors.double())
-        return scaled - self._pull(torch.cholesky_solve(self._push(scaled), self.factor))
+        """Σ̃ v = V^{½} (I − Φᵀ A⁻¹ Φ) (V^{½})ᵀ v, with Φ = SᵀJ V^{½}."""
+        white = self.precision.whiten(vectors.double().T).T
+        return self.precision.unwhiten(white - self._explained(self.sites.matmul(white)))
 
-    def covariance(
-        self, features: FeatureMap, inputs: Inputs, other: Inputs | None = None
-    ) -> Float[Tensor, "N K M K"]:
+    def covariance(self, features: FeatureMap, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
         """κ(x, x') − κ(x, X) S A⁻¹ Sᵀ κ(X, x')."""
-        prior = features.kernel_full(inputs, self.model.prior.precision, other).double()
+        prior = features.kernel_full(inputs, self.precision, other).double()
         left = self._reduction(features, inputs)
         right = left if other is None else self._reduction(features, other)
         return prior - torch.einsum("nks,mls->nkml", left, right)
@@ -75,7 +72,7 @@ class FunctionSpace(Inference):
         """κ(x, x) − κ(x, X) S A⁻¹ Sᵀ κ(X, x) of each example."""
         blocks = []
         for part in track(self._parts(features, inputs), "posterior variances"):
-            white = self.model.prior.precision.whiten(features.jacobian(take(inputs, part)))
+            white = self.precision.whiten(features.jacobian(take(inputs, part)))
             reduction = self._reduce(white)
             blocks.append((white.double() @ white.double().mT) - reduction @ reduction.mT)
         return torch.cat(blocks)
@@ -86,22 +83,21 @@ class FunctionSpace(Inference):
 
     def weight_variances(self) -> Float[Tensor, " P"]:
         """diag(Σ̃) = diag(V) − Σ_m (L⁻¹ SᵀJ V)²_mp."""
-        prior = self.model.prior.precision
+        prior = self.precision
         rows = prior.unwhiten(self.sites.all_rows().double().T).T
         return prior.inverse_diagonal().double() - self._solve(rows).square().sum(0)
 
     def sample_weights(self, num_samples: int, generator: torch.Generator | None) -> Float[Tensor, "S P"]:
-        """Matheron's rule: w = μ + w̃ − V JᵀS A⁻¹ (SᵀJ w̃ + ε), w̃ ~ N(0, V), ε ~ N(0, I)."""
+        """Matheron's rule: w = μ + V^{½} (ζ − Φᵀ A⁻¹ (Φ ζ + ε)), with ζ and ε standard normal."""
         generator = own_generator(generator, self.factor.device)
-        precision = self.model.prior.precision
-        prior = precision.unwhiten(normal((precision.size, num_samples), generator, self.factor)).double()
-        surprise = self._push(prior) + normal((len(self.factor), num_samples), generator, self.factor)
-        correction = self._pull(torch.cholesky_solve(surprise, self.factor))
-        return (self.mean.double()[:, None] + prior - correction).T.to(self.mean.dtype)
+        prior = normal((self.precision.size, num_samples), generator, self.factor)
+        noise = normal((len(self.factor), num_samples), generator, self.factor)
+        moves = self.precision.unwhiten(prior - self._explained(self.sites.matmul(prior) + noise))
+        return (self.mean.double()[:, None] + moves).T.to(self.mean.dtype)
 
     def conditioned(self, expansion: Expansion) -> FunctionSpace:
         """One more block row of the Cholesky factor: the old block is not touched."""
-        new = SiteFeatures(expansion.features, expansion.inputs, expansion.root, self.model.prior.precision)
+        new = SiteFeatures(expansion.features, expansion.inputs, expansion.root, self.precision)
         old_size, new_size = len(self.factor), new.size
         cross = torch.cat([self.sites.cross(block.unsqueeze(1))[:, 0] for _, block in new.blocks()]).double()
         edge = self._solve(cross.T)
@@ -112,9 +108,7 @@ class FunctionSpace(Inference):
         factor[old_size:, :old_size] = edge.T
         factor[old_size:, old_size:] = cholesky(schur, "The Schur complement of the new data in I + SᵀKS", _KNOB)
         joined = self.model.expansion.joined(expansion)
-        sites = SiteFeatures(
-            joined.features, joined.inputs, joined.root, self.model.prior.precision, self.sites.joined(new)
-        )
+        sites = SiteFeatures(joined.features, joined.inputs, joined.root, self.precision, self.sites.joined(new))
         return FunctionSpace(LinearModel(joined, self.model.prior), factor, sites)
 
     def state(self) -> dict[str, Tensor]:
@@ -126,22 +120,13 @@ class FunctionSpace(Inference):
         """From the factor."""
         return cls(model, state["factor"])
 
-    def _push(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "M S"]:
-        """Sᵀ J v."""
-        expansion = self.model.expansion
-        pushed = expansion.features.jvp(expansion.inputs, vectors.to(expansion.anchor.dtype))
-        return (expansion.root.mT @ pushed).flatten(0, 1).double()
-
-    def _pull(self, sites: Float[Tensor, "M S"]) -> Float[Tensor, "P S"]:
-        """V Jᵀ S a."""
-        expansion = self.model.expansion
-        shaped = sites.to(expansion.root.dtype).unflatten(0, (expansion.num_examples, -1))
-        pulled = expansion.features.vjp(expansion.inputs, expansion.root @ shaped)
-        return self.model.prior.precision.solve(pulled.double())
+    def _explained(self, sites: Float[Tensor, "M S"]) -> Float[Tensor, "P S"]:
+        """Φᵀ A⁻¹ b."""
+        return self.sites.rmatmul(torch.cholesky_solve(sites, self.factor))
 
     def _reduction(self, features: FeatureMap, inputs: Inputs) -> Float[Tensor, "N K M"]:
         """κ(x, X) S L⁻ᵀ."""
-        precision = self.model.prior.precision
+        precision = self.precision
         parts = self._parts(features, inputs)
         whites = (precision.whiten(features.jacobian(take(inputs, part))) for part in parts)
         return torch.cat([self._reduce(white) for white in track(whites, "cross kernel", total=len(parts))])

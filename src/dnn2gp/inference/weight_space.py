@@ -50,9 +50,7 @@ class WeightSpace(Inference):
         """Σ̃ v."""
         return self.precision.solve(vectors.double())
 
-    def covariance(
-        self, features: FeatureMap, inputs: Inputs, other: Inputs | None = None
-    ) -> Float[Tensor, "N K M K"]:
+    def covariance(self, features: FeatureMap, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
         """J Σ̃ J'ᵀ."""
         return features.kernel_full(inputs, self.precision, other)
 

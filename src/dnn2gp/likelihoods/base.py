@@ -147,15 +147,6 @@ def check_state_keys(name: str, state: dict[str, Tensor], expected: set[str]) ->
         )
 
 
-def own_generator(generator: torch.Generator | None, device: torch.device) -> torch.Generator:
-    """The given generator, or a new one with a fresh seed, so that the global RNG is never drawn from."""
-    if generator is not None:
-        return generator
-    fresh = torch.Generator(device=device)
-    fresh.seed()
-    return fresh
-
-
 def _register(cls: type[Likelihood]) -> None:
     """Enter a class under its name; the same class may be defined again (a notebook cell), another may not."""
     known = _REGISTRY.get(cls.name)

@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from dnn2gp.likelihoods.base import ClassificationLikelihood, check_state_keys, own_generator
+from dnn2gp.likelihoods.base import ClassificationLikelihood, check_state_keys
 from dnn2gp.likelihoods.targets import require, require_columns, require_real, require_targets
+from dnn2gp.randomness import own_generator
 
 
 @final

@@ -9,8 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dnn2gp.errors import InputError
-from dnn2gp.likelihoods.base import ClassificationLikelihood, check_state_keys, own_generator
+from dnn2gp.likelihoods.base import ClassificationLikelihood, check_state_keys
 from dnn2gp.likelihoods.targets import describe, require, require_targets
+from dnn2gp.randomness import own_generator
 
 
 @final

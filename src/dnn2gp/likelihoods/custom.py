@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.func import grad, hessian, jacrev, vmap
 
 from dnn2gp.errors import InputError, NotPositiveDefiniteError
-from dnn2gp.likelihoods.base import Likelihood, own_generator
+from dnn2gp.likelihoods.base import Likelihood
 from dnn2gp.likelihoods.targets import require, require_dtype, require_targets
+from dnn2gp.randomness import own_generator
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 RowMap = Callable[[Tensor], Tensor]

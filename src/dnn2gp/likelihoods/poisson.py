@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.likelihoods.base import Likelihood, check_state_keys, own_generator
+from dnn2gp.likelihoods.base import Likelihood, check_state_keys
 from dnn2gp.likelihoods.targets import require, require_columns, require_finite, require_real, require_targets
+from dnn2gp.randomness import own_generator
 
 
 @final

@@ -47,10 +47,6 @@ class Structure(Whitener):
         """Σ v."""
 
     @abstractmethod
-    def unwhiten(self, noise: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
-        """Σ^{½} ε: columns of covariance Σ from columns of covariance I; whiten(J) ε = J unwhiten(ε)."""
-
-    @abstractmethod
     def diagonal(self) -> Float[Tensor, " P"]:
         """diag(Σ⁻¹)."""
 
@@ -65,6 +61,10 @@ class Structure(Whitener):
     @abstractmethod
     def dense(self) -> Float[Tensor, "P P"]:
         """Σ⁻¹ as a matrix."""
+
+    @abstractmethod
+    def double(self) -> Structure:
+        """The same precision in float64, so that its products are in float64 too."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:

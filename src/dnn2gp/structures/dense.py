@@ -80,6 +80,10 @@ class Dense(Structure):
         """Σ⁻¹."""
         return self.matrix
 
+    def double(self) -> Dense:
+        """Itself: it is in float64."""
+        return self
+
     def state(self) -> dict[str, Tensor]:
         """The matrix."""
         return {"matrix": self.matrix}

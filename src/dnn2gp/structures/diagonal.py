@@ -71,6 +71,10 @@ class Diagonal(Structure):
         """diag(d)."""
         return torch.diag(self.values.double())
 
+    def double(self) -> Diagonal:
+        """diag(d) in float64; rows that it whitens become float64."""
+        return Diagonal(self.values.double())
+
     def state(self) -> dict[str, Tensor]:
         """The diagonal."""
         return {"values": self.values}

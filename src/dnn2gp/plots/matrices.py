@@ -1,0 +1,113 @@
+"""Maps over examples, grouped by class: the kernel, the posterior mean and the two variances (Fig. 4)."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+from dnn2gp.plots import style
+from dnn2gp.plots.style import Grouping
+
+
+def kernel_matrix(kernel: np.ndarray, labels: np.ndarray) -> Figure:
+    """The N × N kernel between examples, rows and columns grouped by class, as in Fig. 4(a), right.
+
+    The colours end at the 99th percentile of |κ| (stronger pairs have the last colour), so that the few largest
+    entries, mostly on the diagonal, do not hide the rest.
+    """
+    labels = _check(kernel, labels, "kernel")
+    if kernel.shape[0] != kernel.shape[1]:
+        raise ValueError(f"kernel must be square, got shape {kernel.shape}.")
+    groups = Grouping.of(labels)
+    values = kernel[np.ix_(groups.order, groups.order)]
+    figure = style.new_figure(7.2, 6.6)
+    axes = figure.add_subplot()
+    limit = _limit(values)
+    norm = Normalize(-limit, limit)
+    image = axes.imshow(values, cmap=style.DIVERGING, norm=norm, interpolation="nearest")
+    style.class_bar(axes, groups, "left")
+    style.class_bar(axes, groups, "top")
+    style.class_lines(axes, groups, "#888888", both=True)
+    beyond = (bool((values < -limit).any()), bool((values > limit).any()))
+    extend = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
+    style.colour_bar(axes, image, "tr κ(x, x′), the kernel summed over the outputs", extend)
+    title = "Kernel: which examples are alike to the network"
+    style.describe(axes, title, "the same examples", "examples, grouped by class\n\n", bar_above=True)
+    _no_ticks(axes)
+    return figure
+
+
+def posterior_mean(mean: np.ndarray, labels: np.ndarray) -> Figure:
+    """The N × K posterior mean, rows grouped by class, as in Fig. 4(a), left."""
+    labels = _check(mean, labels, "mean")
+    groups = Grouping.of(labels)
+    values = mean[groups.order]
+    limit = float(np.abs(values).max()) or 1.0
+    figure = style.new_figure(5.2, 6.6)
+    axes = figure.add_subplot()
+    image = _rows(axes, values, groups, style.DIVERGING, Normalize(-limit, limit))
+    style.class_lines(axes, groups, "#888888", both=False)
+    style.colour_bar(axes, image, "E[f(x) | data]")
+    style.describe(axes, "Posterior mean of each output", "output (class)", "examples, grouped by true class\n\n")
+    return figure
+
+
+def uncertainty_maps(epistemic: np.ndarray, aleatoric: np.ndarray, labels: np.ndarray) -> Figure:
+    """The two N × K parts of the predictive variance side by side on one scale, as in Fig. 4(d).
+
+    Brightness follows the square root of the variance, so that small variances are seen beside large ones.
+    """
+    labels = _check(epistemic, labels, "epistemic")
+    _check(aleatoric, labels, "aleatoric")
+    if epistemic.shape != aleatoric.shape:
+        raise ValueError(f"the two variances must have one shape, got {epistemic.shape} and {aleatoric.shape}.")
+    groups = Grouping.of(labels)
+    norm = PowerNorm(0.5, vmin=0.0, vmax=float(max(epistemic.max(), aleatoric.max())) or 1.0)
+    figure = style.new_figure(8.8, 6.6)
+    parts = {"Epistemic: what the model does not know": epistemic, "Aleatoric: noise of the labels": aleatoric}
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (title, values) in zip(panels, parts.items(), strict=True):
+        _rows(axes, values[groups.order], groups, style.SEQUENTIAL, norm)
+        style.class_lines(axes, groups, "#cccccc", both=False)
+        style.describe(axes, title, "output (class)")
+    panels[0].set_ylabel("examples, grouped by true class\n\n", fontsize=style.LABEL)
+    scale = ScalarMappable(norm, style.SEQUENTIAL)
+    style.colour_bar(panels[1], scale, "variance of y, the label as 0 or 1 for each class")
+    return figure
+
+
+def _rows(axes: Axes, values: np.ndarray, groups: Grouping, colours: str, norm: Normalize) -> AxesImage:
+    """One row an example, one column an output, with the class bar on the left."""
+    image = axes.imshow(values, cmap=colours, aspect="auto", interpolation="nearest", norm=norm)
+    style.class_bar(axes, groups, "left")
+    _no_ticks(axes)
+    axes.set_xticks(range(values.shape[1]))
+    return image
+
+
+def _no_ticks(axes: Axes) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _limit(values: np.ndarray) -> float:
+    """Where the colours end: the 99th percentile of the absolute values, or their maximum if that is 0."""
+    sizes = np.abs(values)
+    return float(np.percentile(sizes, 99)) or float(sizes.max()) or 1.0
+
+
+def _check(values: np.ndarray, labels: np.ndarray, name: str) -> np.ndarray:
+    """The labels, if there is one for each row of finite values."""
+    labels = np.asarray(labels)
+    if values.ndim != 2 or labels.shape != (len(values),) or len(values) == 0:
+        raise ValueError(
+            f"expected {name} with one row and labels with one entry for each of N ≥ 1 examples, "
+            f"got shapes {values.shape} and {labels.shape}."
+        )
+    if not np.isfinite(values).all():
+        raise ValueError(f"{name} holds NaN or infinity.")
+    return labels

@@ -1,0 +1,137 @@
+"""Every engine of features: each product against the explicit Jacobian. A new engine adds a line to ENGINES."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problems import problem
+from reference import brute_force
+
+from dnn2gp.features import FeatureMap, GradientFeatures, JacobianFeatures, SiteFeatures
+from dnn2gp.network import Network
+from dnn2gp.structures import Dense, Diagonal
+
+CASE = problem("categorical", 7, 3)
+BUDGETS = {"at once": None, "in chunks": 12_000}
+
+
+def _jacobian(budget):
+    return JacobianFeatures(Network(CASE.module, CASE.x), CASE.x, memory_budget=budget), CASE.x, CASE.parts()[0]
+
+
+def _looped(budget):
+    features, x, J = _jacobian(budget)
+    features.batched = features.forward_mode = False
+    return features, x, J
+
+
+def _gradient(budget):
+    J, r, _ = CASE.parts()
+    features, x, _ = _jacobian(budget)
+    pairs = GradientFeatures.pair(x, r)
+    return GradientFeatures(features, x), pairs, torch.einsum("nkp,nk->np", J, r).unsqueeze(1)
+
+
+# name: budget → (features, inputs, the explicit N × Q × P rows by brute force)
+ENGINES = {"torch.func": _jacobian, "looped": _looped, "gradient": _gradient}
+
+
+@pytest.fixture(params=[(e, b) for e in ENGINES for b in BUDGETS], ids=lambda p: f"{p[0]}, {p[1]}")
+def engine(request) -> tuple[FeatureMap, object, torch.Tensor]:
+    name, budget = request.param
+    return ENGINES[name](BUDGETS[budget])
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
+def randn(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.fixture
+def precision():
+    root = randn(CASE.delta.numel(), CASE.delta.numel())
+    return Dense(root @ root.T + torch.eye(len(root), dtype=torch.float64))
+
+
+def test_a_budget_makes_chunks():
+    features, x, _ = _jacobian(BUDGETS["in chunks"])
+    assert features.chunk(x, 0.5) < 7 / 2  # three and more
+
+
+def test_rows(engine):
+    features, x, J = engine
+    close(features.jacobian(x), J)
+    assert (features.num_outputs, features.num_weights) == J.shape[1:]
+
+
+@pytest.mark.parametrize("columns", [1, 9])  # few: autograd products; many: rows
+def test_products_with_vectors(engine, columns):
+    features, x, J = engine
+    v, u = randn(J.shape[2], columns), randn(*J.shape[:2], columns)
+    close(features.jvp(x, v), J @ v)
+    close(features.vjp(x, u), torch.einsum("nqp,nqs->ps", J, u))
+
+
+def test_ggn_and_its_diagonal(engine):
+    features, x, J = engine
+    root = randn(*J.shape[:2], 2)
+    ggn = torch.einsum("nqp,nqr,nsr,nso->po", J, root, root, J)
+    close(features.ggn(x, root), ggn)
+    close(features.ggn_diagonal(x, root), ggn.diagonal())
+
+
+def test_kernels(engine, precision):
+    features, x, J = engine
+    few = tuple(leaf[:3] for leaf in x) if isinstance(x, tuple) else x[:3]
+    for structure in (precision, Diagonal(CASE.delta)):
+        covariance = torch.linalg.inv(structure.dense())
+        full = torch.einsum("nqp,po,mro->nqmr", J, covariance, J)
+        close(features.kernel_full(x, structure), full)
+        close(features.kernel_full(x, structure, few), full[:, :, :3])
+        close(features.kernel_trace(x, structure), torch.einsum("nqmq->nm", full))
+        close(features.kernel_trace(few, structure, x), torch.einsum("nqmq->nm", full)[:3])
+        close(features.kernel_diagonal(x, structure), torch.einsum("nqmq->nmq", full))
+        close(features.kernel_diagonal(few, structure, x), torch.einsum("nqmq->nmq", full)[:3])
+        close(features.covariance(x, structure), torch.einsum("nqnr->nqr", full))
+
+
+def test_kernel_between_two_feature_maps(precision):
+    features, x, J = _jacobian(None)
+    gradient, pairs, g = _gradient(None)
+    expected = torch.einsum("nqp,po,mro->nqmr", J, torch.linalg.inv(precision.dense()), g)
+    close(features.kernel_full(x, precision, pairs, gradient), expected)
+
+
+@pytest.mark.parametrize("budget", [None, 12_000])
+def test_sites(engine, precision, budget):
+    """SᵀJV^{½} and its products, kept and not kept."""
+    features, x, J = engine
+    features.memory_budget = budget
+    root = randn(*J.shape[:2], 3)
+    rows = (root.mT @ J).flatten(0, 1)
+    sites = SiteFeatures(features, x, root, precision)
+    assert sites.kept() is (budget is None)
+    gram = rows @ torch.linalg.inv(precision.dense()) @ rows.T
+    close(sites.gram(), gram)
+    close(sites.cross(precision.whiten(J)).flatten(0, 1), J.flatten(0, 1) @ torch.linalg.inv(precision.dense()) @ rows.T)
+    white = randn(J.shape[2], 2)
+    phi = precision.whiten(rows)
+    close(sites.matmul(white), phi @ white)
+    close(sites.rmatmul(randn(len(rows), 2)), phi.T @ randn(len(rows), 2))
+
+
+def test_residual_curvature_is_the_rest_of_the_hessian():
+    """Eq. (6): Hessian = JᵀΛJ + Σ ∇²f·r."""
+    J, r, Lam = CASE.parts()
+    features, x, _ = _jacobian(None)
+    hessian = torch.func.hessian(CASE.total_loss)(CASE.weights) - torch.diag(CASE.delta)
+    rest = hessian - torch.einsum("nkp,nkl,nlq->pq", J, Lam, J)
+    close(features.residual_curvature(x, r, torch.eye(len(rest), dtype=torch.float64)), rest)
+
+
+def test_outputs_are_those_of_the_network():
+    features, x, _ = _jacobian(None)
+    close(features.outputs(x), brute_force.outputs(CASE.module, x))

@@ -1,0 +1,149 @@
+"""Ctrl-C at every moment: the network as it was, old files whole, nothing left beside them, and a retry works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import dnn2gp.files
+import dnn2gp.storage
+from dnn2gp import FunctionSpace, WeightSpace, convert, load, save
+from robust.support import DELTA, NOISE, regression, untouched
+
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+
+
+class Clock:
+    """Counts ticks, and is Ctrl-C at one of them."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        self.ticks, self.stop = 0, stop
+
+    def tick(self) -> None:
+        self.ticks += 1
+        if self.ticks == self.stop:
+            raise KeyboardInterrupt
+
+
+class Interrupted(nn.Module):
+    """A network in train mode that sets attributes, and is interrupted in the middle of forward."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(3, 4).double(), nn.Linear(4, 2).double()
+        self.clock = clock
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.rand(())
+        self.last = self.first(x).tanh()
+        self.clock.tick()
+        return self.second(self.last)
+
+
+@pytest.mark.parametrize("inference", [WeightSpace, FunctionSpace])
+def test_interrupted_convert(inference) -> None:
+    x, y = regression()
+    count = Clock()
+    expected = convert(Interrupted(count), (x, y), NOISE, DELTA, inference=inference).predict(x)
+    assert count.ticks > 5
+    for stop in range(1, count.ticks + 1):
+        module = Interrupted(Clock(stop))
+        with untouched(module), pytest.raises(KeyboardInterrupt):
+            convert(module, (x, y), NOISE, DELTA, inference=inference, progress=True).predict(x)
+        with untouched(module):
+            again = convert(module, (x, y), NOISE, DELTA, inference=inference).predict(x)
+        assert torch.equal(again.variance, expected.variance)
+
+
+def test_interrupted_predict_leaves_the_gp_whole() -> None:
+    x, y = regression()
+    clock = Clock()
+    module = Interrupted(clock)
+    gp = convert(module, (x, y), NOISE, DELTA, inference=FunctionSpace)
+    expected = convert(Interrupted(Clock()), (x, y), NOISE, DELTA, inference=FunctionSpace)
+    for after in (1, 2, 3):
+        clock.stop = clock.ticks + after
+        with untouched(module), pytest.raises(KeyboardInterrupt):
+            _ = gp.predict(x), gp.evidence()
+    assert torch.equal(gp.predict(x).variance, expected.predict(x).variance)
+    assert gp.evidence().value == expected.evidence().value
+
+
+class Rows(Dataset):
+    def __init__(self, clock: Clock) -> None:
+        self.x, self.y = regression()
+        self.clock = clock
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.clock.tick()
+        return self.x[index], self.y[index]
+
+
+def test_interrupted_reading() -> None:
+    module = Interrupted(Clock())
+    generator = torch.Generator().manual_seed(0)
+    before = generator.get_state()
+    for stop in (1, 8, 18):
+        loader = DataLoader(Rows(Clock(stop)), batch_size=5, generator=generator)
+        with untouched(module), pytest.raises(KeyboardInterrupt):
+            convert(module, loader, NOISE, DELTA)
+        assert torch.equal(generator.get_state(), before)
+
+
+def _interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _half_a_file(tensors: object, place: Path, metadata: object) -> None:
+    Path(place).write_bytes(b"half a file")
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "double"),
+    [
+        (dnn2gp.storage, "_pack", _interrupt),
+        (dnn2gp.storage, "save_file", _interrupt),
+        (dnn2gp.storage, "save_file", _half_a_file),
+        (dnn2gp.files, "_flush_to_disk", _interrupt),
+        (dnn2gp.files.os, "replace", _interrupt),
+    ],
+)
+@pytest.mark.parametrize("exists", [False, True])
+def test_interrupted_save(tmp_path, monkeypatch, target, name: str, double, exists: bool) -> None:
+    x, y = regression()
+    module = Interrupted(Clock())
+    gp = convert(module, (x, y), NOISE, DELTA)
+    path = tmp_path / "gp.safetensors"
+    if exists:
+        save(gp, path)
+    before = path.read_bytes() if exists else None
+    with monkeypatch.context() as patch:
+        patch.setattr(target, name, double)
+        with untouched(module), pytest.raises(KeyboardInterrupt):
+            save(gp, path)
+    assert [file.name for file in tmp_path.iterdir()] == ([path.name] if exists else [])
+    assert not exists or path.read_bytes() == before
+    save(gp, path)
+    assert torch.equal(load(path, Interrupted(Clock())).predict(x).variance, gp.predict(x).variance)
+
+
+def test_interrupted_load(tmp_path) -> None:
+    x, y = regression()
+    path = tmp_path / "gp.safetensors"
+    save(convert(Interrupted(Clock()), (x, y), NOISE, DELTA), path)
+    before = path.read_bytes()
+    for stop in (1, 3, 5):
+        module = Interrupted(Clock(stop))
+        with untouched(module), pytest.raises(KeyboardInterrupt):
+            load(path, module)
+    assert path.read_bytes() == before

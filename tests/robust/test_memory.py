@@ -1,0 +1,107 @@
+"""Too little memory: an error with the figures and what else can be done, before anything large is asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dnn2gp import Dense, Diagonal, Expansion, FunctionSpace, WeightSpace, convert
+from dnn2gp.errors import InputError, MemoryBudgetError
+from dnn2gp.memory import check_budget, chunk_size, chunks, default_budget, readable, require
+from robust.support import DELTA, NOISE, mlp, regression, untouched
+
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        (
+            {"inference": WeightSpace},
+            r"precision of 26 weights needs 16.2 kB, more than the memory budget of 2 kB.*FunctionSpace.*Diagonal",
+        ),
+        (
+            {"inference": FunctionSpace},
+            r"kernel matrix of 10 examples \(20 × 20\) needs 9.6 kB, more than .* 2 kB.*WeightSpace",
+        ),
+        ({}, r"needs 9.6 kB, more than the memory budget of 2 kB"),
+    ],
+)
+def test_matrix_too_large(settings: dict, match: str) -> None:
+    module = mlp()
+    with untouched(module), pytest.raises(MemoryBudgetError, match=match):
+        convert(module, regression(), NOISE, DELTA, memory_budget=2000, **settings)
+
+
+@pytest.mark.parametrize("expand", [Expansion.gauss_newton, Expansion.empirical_fisher])
+def test_one_example_too_large(expand) -> None:
+    module = mlp()
+    with (
+        untouched(module),
+        pytest.raises(
+            MemoryBudgetError,
+            match=r"Jacobian of a single example needs [0-9.]+ k?B, more than.*Freeze layers.*raise memory_budget",
+        ),
+    ):
+        convert(module, regression(), NOISE, DELTA, structure=Diagonal, memory_budget=500, expansion=expand)
+
+
+def test_weights_too_many_to_square() -> None:
+    """P × P for 12 million weights would be 3.5 PB: refused at once, and nothing of the kind is allocated."""
+    module = nn.Sequential(nn.Linear(3, 3_000_000), nn.Linear(3_000_000, 1)).requires_grad_(True)
+    x, y = regression(2, 3, 1, torch.float32)
+    with (
+        untouched(module),
+        pytest.raises(MemoryBudgetError, match=r"dense precision of 15000001 weights needs 5.4e\+03 TB"),
+    ):
+        convert(module, (x, y), NOISE, DELTA, inference=WeightSpace)
+
+
+@pytest.mark.parametrize("structure", [Dense, Diagonal])
+@pytest.mark.parametrize("budget", [17_000, 40_000])
+def test_a_small_budget_changes_no_result(structure, budget: int) -> None:
+    module, (x, y) = mlp(), regression(40)
+    large = convert(module, (x, y), NOISE, DELTA, structure=structure, inference=WeightSpace)
+    with untouched(module):
+        small = convert(module, (x, y), NOISE, DELTA, structure=structure, inference=WeightSpace, memory_budget=budget)
+    assert small.features.chunk(x) < 40
+    torch.testing.assert_close(small.predict(x).variance, large.predict(x).variance)
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.5, float("inf"), float("nan"), "1GB", True, [1]])
+def test_bad_budgets(value) -> None:
+    with pytest.raises(
+        InputError, match=r"expected a positive number of bytes, e.g. 4e9 for 4 GB; got .*half of the memory"
+    ):
+        check_budget(value)
+
+
+def test_good_budgets() -> None:
+    assert check_budget(None) is None
+    assert check_budget(4e9) == 4_000_000_000
+    assert isinstance(check_budget(4e9), int)
+    assert default_budget() > 0
+
+
+def test_chunks_cover_everything_once() -> None:
+    for count, size in [(1, 1), (7, 3), (9, 3), (2, 5)]:
+        assert [i for part in chunks(count, size) for i in range(part.start, part.stop)] == list(range(count))
+    assert chunk_size(10, 3, 8, "J") == 2
+    assert chunk_size(1, 3, 80, "J") == 1
+
+
+def test_words() -> None:
+    assert [readable(n) for n in (1, 1500, 2e6, 3e9, 4e12, 5e15)] == [
+        "1 B",
+        "1.5 kB",
+        "2 MB",
+        "3 GB",
+        "4 TB",
+        "5e+03 TB",
+    ]
+    with pytest.raises(
+        MemoryBudgetError,
+        match=r"This needs 2 kB, more than the memory budget of 1 kB. Do that. Or raise",
+    ):
+        require(2000, 1000, "This", "Do that.")

@@ -1,0 +1,57 @@
+"""Conditioning on more data gives a GP again: that of all the data at the same weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problems import KINDS, problem
+from reference import brute_force
+
+from dnn2gp import Diagonal, FunctionSpace, WeightSpace, convert
+
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+
+
+@pytest.mark.parametrize("options", [{"inference": WeightSpace}, {"inference": FunctionSpace}, {"structure": Diagonal}])
+@pytest.mark.parametrize("kind", KINDS)
+def test_conditioning_is_having_had_the_data_at_once(kind, options):
+    case = problem(kind, 9)
+    x, y = case.x, case.y
+    first = convert(case.module, (x[:4], y[:4]), case.likelihood, case.delta, **options)
+    before = first.covariance(case.x_test).clone()
+    then = first.condition((x[4:7], y[4:7])).condition((x[7:], y[7:]))
+    whole = convert(case.module, (x, y), case.likelihood, case.delta, **options)
+    for a, b in [
+        (then.inference.mean, whole.inference.mean),
+        (then.covariance(case.x_test), whole.covariance(case.x_test)),
+        (then.predict(case.x_test).mean, whole.predict(case.x_test).mean),
+        (torch.tensor(then.evidence().value), torch.tensor(whole.evidence().value)),
+        (then.evidence_gradient().prior_precision, whole.evidence_gradient().prior_precision),
+    ]:
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+    assert torch.equal(first.covariance(case.x_test), before)  # the first GP is as it was
+
+
+def test_conditioning_shrinks_the_uncertainty_as_brute_force_says():
+    case = problem("gaussian", 6)
+    gp = convert(case.module, (case.x[:3], case.y[:3]), case.likelihood, case.delta)
+    after = gp.condition((case.x[3:], case.y[3:]))
+    J, r, Lam = case.parts()
+    mean, covariance = brute_force.weight_posterior(J, r, Lam, case.weights, case.delta)
+    J_test = brute_force.jacobian(case.module, case.x_test)
+    expected = torch.einsum("nkp,pq,mlq->nkml", J_test, covariance, J_test)
+    torch.testing.assert_close(after.covariance(case.x_test), expected, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(after.inference.mean, mean, rtol=1e-8, atol=1e-9)
+    assert (after.predict(case.x_test).epistemic < gp.predict(case.x_test).epistemic).all()
+
+
+def test_one_new_example_may_carry_its_own_noise():
+    from dnn2gp import GaussianLikelihood
+
+    case = problem("gaussian", 6)
+    gp = convert(case.module, (case.x[:5], case.y[:5]), case.likelihood, case.delta)
+    precise = gp.condition((case.x_test[:1], torch.zeros(1, 2, dtype=torch.float64)), GaussianLikelihood(1e-3))
+    torch.testing.assert_close(
+        precise.predict(case.x_test[:1]).latent_mean, torch.zeros(1, 2, dtype=torch.float64), rtol=0, atol=1e-4
+    )
+    assert precise.predict(case.x_test[:1]).epistemic.max() < 1e-5
