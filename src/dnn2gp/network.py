@@ -24,6 +24,10 @@ from dnn2gp.inputs import Inputs, describe, leaves, map_inputs, num_examples, re
 from dnn2gp.randomness import global_states_kept
 
 _EMPTY: dict = {}
+_BATCH_CAUSES = (
+    "Look for (a) batch normalisation with track_running_stats=False, (b) forward code that uses batch statistics; "
+    "such a network has no Jacobian per example."
+)
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,16 @@ class Network:
                 f"of the training ({describe(self._example)}); check that network(inputs) runs in eval mode."
             ) from error
 
+    def _alone(self, inputs: Inputs) -> object:
+        """The outputs of the first example as a batch of its own."""
+        try:
+            return self._tried(take(inputs, slice(0, 1)))
+        except InputError as error:
+            raise NetworkError(
+                f"The network's forward works on a batch of {num_examples(inputs)}, but not on one example alone: "
+                f"{error.__cause__}. {_BATCH_CAUSES}"
+            ) from error
+
     def _evaluate(self, weights: Tensor, inputs: Inputs) -> object:
         """One call of the module, in eval mode, on copies of inputs and buffers (a layer may work in place)."""
         inputs = map_inputs(torch.clone, inputs)
@@ -217,7 +231,7 @@ class Network:
                     f"{(first - second).abs().max().item():.3g}. Look for (a) functional dropout with training=True, "
                     "(b) layers that ignore eval mode, (c) random numbers drawn in forward; switch them off."
                 )
-            alone = _checked_outputs(self._tried(take(few, slice(0, 1))), 1, self.dtype)
+            alone = _checked_outputs(self._alone(few), 1, self.dtype)
         if alone.shape[1:] != first.shape[1:]:
             raise NetworkError(
                 f"The network's output for an example has the shape {tuple(alone.shape[1:])} alone, but "
@@ -227,9 +241,7 @@ class Network:
         gap = (alone[0] - first[0]).abs().max().item()
         if gap > 1e3 * torch.finfo(self.dtype).eps * (first[0].abs().max().item() + 1.0):
             raise NetworkError(
-                f"The network's output for an example depends on the rest of the batch (by {gap:.3g}). Look for (a) "
-                "batch normalisation with track_running_stats=False, (b) forward code that uses batch statistics; "
-                "such a network has no Jacobian per example."
+                f"The network's output for an example depends on the rest of the batch (by {gap:.3g}). {_BATCH_CAUSES}"
             )
         return tuple(first.shape[1:])
 

@@ -187,11 +187,18 @@ def test_random_numbers_that_are_drawn_in_vain(draw) -> None:
 
 
 def test_batch_norm_without_running_statistics() -> None:
-    module = (
-        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2)).double().eval()
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    module = nn.Sequential(nn.Linear(3, 4), norm, nn.Linear(4, 2)).double().eval()
+    refused(module, r"works on a batch of 4, but not on one example alone: .*track_running_stats=False")
+    image = (
+        nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten()).double().eval()
     )
-    match = "depends on the rest of the batch|batch normalisation with track_running_stats=False|forward fails"
-    refused(module, match, (NetworkError, InputError))
+    x = torch.randn(6, 1, 3, 3, dtype=torch.float64)
+    refused(
+        image,
+        r"depends on the rest of the batch \(by .*track_running_stats=False",
+        data=(x, torch.randn(6, 8).double()),
+    )
 
 
 def test_forward_that_uses_the_batch() -> None:

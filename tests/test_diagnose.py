@@ -1,0 +1,126 @@
+"""The diagnosis: its numbers against brute force, and its words on good and bad networks."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from problems import problem
+from reference import brute_force
+from torch import nn
+from zoo import ZOO, specimen
+
+from dnn2gp import CategoricalLikelihood, Diagonal, Expansion, FunctionSpace, GaussianLikelihood, WeightSpace, convert, diagnose
+
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+
+
+@pytest.mark.parametrize("space", [WeightSpace, FunctionSpace])
+def test_numbers(space):
+    case = problem("categorical", 9, 3)
+    J, r, Lam = case.parts()
+    w = case.weights
+    mean, covariance = brute_force.weight_posterior(J, r, Lam, w, case.delta)
+    data, prior = torch.einsum("nkp,nk->p", J, r), case.delta * w
+    ggn = torch.einsum("nkp,nkl,nlq->pq", J, Lam, J)
+    rest = torch.func.hessian(case.total_loss)(w) - torch.diag(case.delta) - ggn
+    gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=space)
+    found = diagnose(gp, num_probes=4000)
+    assert found.relative_gradient == pytest.approx(((data + prior).norm() / (data.norm() + prior.norm())).item(), rel=1e-9)
+    assert found.step_weights == pytest.approx(((mean - w).norm() / w.norm()).item(), rel=1e-8)
+    moves = J @ (mean - w)
+    variances = torch.einsum("nkp,pq,nkq->nk", J, covariance, J)
+    assert found.step_outputs == pytest.approx((moves.square().mean() / variances.mean()).sqrt().item(), rel=1e-8)
+    gradient = data + prior
+    assert found.step_bound == pytest.approx((gradient @ covariance @ gradient).sqrt().item(), rel=1e-8)
+    assert (moves.abs() <= found.step_bound * variances.sqrt() * (1 + 1e-9)).all()
+    # 4000 probes: the Hutchinson estimate has a relative spread of about sqrt(2 / 4000) in each norm.
+    assert found.curvature_gap == pytest.approx((rest.norm() / ggn.norm()).item(), rel=0.1)
+    smallest = torch.linalg.eigvalsh(Lam)[:, 1]  # the first is the zero of softmax
+    assert found.smallest_noise_precision == pytest.approx(smallest.min().item(), rel=1e-8)
+    assert found.spaces_gap < 1e-10
+    assert found.uninformative == 0
+
+
+def test_a_trained_network_is_trusted_in_words():
+    x = torch.linspace(-2, 2, 60, dtype=torch.float64)[:, None]
+    y = torch.sin(2 * x)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(1, 12), nn.Tanh(), nn.Linear(12, 1)).double()
+    optimizer = torch.optim.LBFGS(network.parameters(), max_iter=4000, tolerance_grad=1e-10, tolerance_change=0, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        penalty = sum((p**2).sum() for p in network.parameters())
+        loss = ((network(x) - y) ** 2).sum() / (2 * 0.1**2) + 0.5 * 0.1 * penalty
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    report = diagnose(convert(network, (x, y), GaussianLikelihood(0.1), 0.1))
+    assert report.verdict == "good", str(report)
+    assert report.trustworthy
+    assert str(report).startswith("This GP can be trusted")
+    assert "→" not in str(report)  # nothing to do
+
+
+def test_an_untrained_network_is_not_trusted_and_the_report_says_what_to_do():
+    case = problem("gaussian", 30)
+    report = diagnose(convert(case.module, (case.x, case.y + 10), case.likelihood, case.delta))
+    assert report.verdict == "bad"
+    assert not report.trustworthy
+    assert "Do not trust this GP yet" in str(report)
+    assert "[bad] gradient of the loss" in str(report)
+    assert "→ Train longer" in str(report)
+
+
+def test_a_saturated_network_is_found_out():
+    network = nn.Linear(2, 2).double()
+    with torch.no_grad():
+        network.weight.copy_(torch.tensor([[1e3, 0.0], [-1e3, 0.0]]))
+        network.bias.zero_()
+    x = torch.tensor([[1.0, 0.0], [-1.0, 0.5], [2.0, 1.0]], dtype=torch.float64)
+    report = diagnose(convert(network, (x, torch.tensor([0, 1, 0])), CategoricalLikelihood(), 1e-3))
+    assert report.uninformative == 1
+    assert "100% of the examples" in str(report)
+    assert "saturated" in str(report)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_every_network_gets_all_findings(name):
+    case = specimen(name)
+    report = diagnose(convert(case.module, (case.inputs, case.targets), case.entry.likelihood, 1.0))
+    assert report.curvature_gap is not None
+    assert report.spaces_gap < 1e-8
+    assert len(report.findings) == 5
+
+
+def test_float32_is_no_cause_for_alarm():
+    case = problem("gaussian", 20)
+    gp = convert(copy.deepcopy(case.module).float(), (case.x.float(), case.y.float()), case.likelihood, case.delta)
+    assert diagnose(gp).spaces_gap < 1e-3
+
+
+def test_gradient_features_and_other_structures_can_be_diagnosed():
+    case = problem("categorical", 8, 3)
+    data = (case.x, case.y)
+    fisher = diagnose(convert(case.module, data, case.likelihood, case.delta, expansion=Expansion.empirical_fisher))
+    assert fisher.curvature_gap is None
+    assert "not available" in str(fisher)
+    assert diagnose(convert(case.module, data, case.likelihood, case.delta, structure=Diagonal)).step_weights == 0
+
+
+def test_the_same_network_gives_the_same_report_and_the_grades_follow_the_numbers():
+    case = problem("gaussian", 8)
+    gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta)
+    report = diagnose(gp)
+    assert report == diagnose(gp)
+    fine = replace(report, relative_gradient=0.0, step_bound=0.0, step_outputs=0.0, curvature_gap=0.1, uninformative=0.0)
+    assert fine.verdict == "good"
+    for change in ({"curvature_gap": 1.0}, {"step_outputs": 1.0}, {"uninformative": 0.7}, {"spaces_gap": 1e-4}):
+        assert replace(fine, **change).verdict == "caution"
+    for change in ({"curvature_gap": 3.0}, {"step_outputs": 3.0}, {"uninformative": 1.0}, {"spaces_gap": 0.1}):
+        assert replace(fine, **change).verdict == "bad"

@@ -1,0 +1,42 @@
+"""The sampled baseline (DNN-Laplace) against a plain loop over sampled weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problems import functional, problem
+
+from dnn2gp import Dense, Diagonal, convert, laplace, sample_network
+
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+
+
+@pytest.mark.parametrize("structure", [Dense, Diagonal])
+@pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+def test_moments_over_sampled_networks(kind, structure):
+    case = problem(kind, 8, 3)
+    gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta)
+    posterior = laplace(gp.model.expansion, gp.prior, structure)
+    found = sample_network(gp, case.x_test, 50, posterior=posterior, generator=torch.Generator().manual_seed(0))
+    weights = posterior.sample(50, torch.Generator().manual_seed(0))
+    outputs = torch.stack([functional(case.module, w, case.x_test) for w in weights])
+    torch.testing.assert_close(found.outputs, outputs, rtol=1e-12, atol=1e-12)
+    means = torch.softmax(outputs, -1) if kind == "categorical" else outputs
+    noise = means * (1 - means) if kind == "categorical" else torch.full_like(means, 0.3**2)
+    torch.testing.assert_close(found.mean, means.mean(0), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(found.epistemic, means.var(0, correction=0), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found.aleatoric, noise.mean(0), rtol=1e-10, atol=1e-12)
+
+
+def test_a_linear_network_sampled_has_the_moments_of_the_gp():
+    """Where the network is linear, sampling weights and the GP are one, up to the Monte Carlo error."""
+    torch.manual_seed(0)
+    network = torch.nn.Linear(2, 1).double()
+    x, y = torch.randn(6, 2, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+    from dnn2gp import GaussianLikelihood
+
+    gp = convert(network, (x, y), GaussianLikelihood(0.5), 1.0)
+    found = sample_network(gp, x, 20_000, generator=torch.Generator().manual_seed(0))
+    exact = gp.predict(x)
+    assert ((found.mean - exact.mean) / (exact.epistemic / 20_000).sqrt()).abs().max() < 4.5
+    assert ((found.epistemic / exact.epistemic) - 1).abs().max() < 4.5 * (2 / 20_000) ** 0.5
