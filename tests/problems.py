@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from reference import brute_force
 from torch import Tensor, nn
 
 from dnn2gp.likelihoods import (
@@ -17,6 +16,8 @@ from dnn2gp.likelihoods import (
     Likelihood,
     PoissonLikelihood,
 )
+
+from reference import brute_force
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,22 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+
+from dnn2gp import (
+    CategoricalLikelihood,
+    Diagonal,
+    Expansion,
+    FunctionSpace,
+    GaussianLikelihood,
+    WeightSpace,
+    convert,
+    diagnose,
+)
+
 from problems import problem
 from reference import brute_force
-from torch import nn
 from zoo import ZOO, specimen
-
-from dnn2gp import CategoricalLikelihood, Diagonal, Expansion, FunctionSpace, GaussianLikelihood, WeightSpace, convert, diagnose
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
 
@@ -28,7 +38,9 @@ def test_numbers(space):
     rest = torch.func.hessian(case.total_loss)(w) - torch.diag(case.delta) - ggn
     gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=space)
     found = diagnose(gp, num_probes=4000)
-    assert found.relative_gradient == pytest.approx(((data + prior).norm() / (data.norm() + prior.norm())).item(), rel=1e-9)
+    assert found.relative_gradient == pytest.approx(
+        ((data + prior).norm() / (data.norm() + prior.norm())).item(), rel=1e-9
+    )
     assert found.step_weights == pytest.approx(((mean - w).norm() / w.norm()).item(), rel=1e-8)
     moves = J @ (mean - w)
     variances = torch.einsum("nkp,pq,nkq->nk", J, covariance, J)
@@ -50,7 +62,9 @@ def test_a_trained_network_is_trusted_in_words():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(1, 12), nn.Tanh(), nn.Linear(12, 1)).double()
-    optimizer = torch.optim.LBFGS(network.parameters(), max_iter=4000, tolerance_grad=1e-10, tolerance_change=0, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        network.parameters(), max_iter=4000, tolerance_grad=1e-10, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
 
     def closure():
         optimizer.zero_grad()
@@ -118,7 +132,9 @@ def test_the_same_network_gives_the_same_report_and_the_grades_follow_the_number
     gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta)
     report = diagnose(gp)
     assert report == diagnose(gp)
-    fine = replace(report, relative_gradient=0.0, step_bound=0.0, step_outputs=0.0, curvature_gap=0.1, uninformative=0.0)
+    fine = replace(
+        report, relative_gradient=0.0, step_bound=0.0, step_outputs=0.0, curvature_gap=0.1, uninformative=0.0
+    )
     assert fine.verdict == "good"
     for change in ({"curvature_gap": 1.0}, {"step_outputs": 1.0}, {"uninformative": 0.7}, {"spaces_gap": 1e-4}):
         assert replace(fine, **change).verdict == "caution"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import functional, problem
 
 from dnn2gp import Dense, Diagonal, convert, laplace, sample_network
+
+from problems import functional, problem
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
 

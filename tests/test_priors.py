@@ -30,7 +30,13 @@ def test_forms(network):
 
 LOSSES = {
     # torch loss (mean), loss of one example in the convention of the paper, converter's keywords, K, targets
-    "cross entropy": (nn.CrossEntropyLoss(), lambda f, y: torch.logsumexp(f, 0) - f[y], {}, 3, torch.tensor([0, 2, 1, 1])),
+    "cross entropy": (
+        nn.CrossEntropyLoss(),
+        lambda f, y: torch.logsumexp(f, 0) - f[y],
+        {},
+        3,
+        torch.tensor([0, 2, 1, 1]),
+    ),
     "binary": (
         nn.BCEWithLogitsLoss(),
         lambda f, y: (torch.log1p(torch.exp(f)) - y * f).sum(),
@@ -62,7 +68,9 @@ def test_weight_decay_becomes_the_delta_of_the_same_minimum(kind):
     torch.testing.assert_close(summed / delta, mean / decay, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("bad", [(0.0, 10, {}), (1e-3, 0, {}), (1e-3, 10, {"sigma": 0.0}), (1e-3, 10, {"num_outputs": 0})])
+@pytest.mark.parametrize(
+    "bad", [(0.0, 10, {}), (1e-3, 0, {}), (1e-3, 10, {"sigma": 0.0}), (1e-3, 10, {"num_outputs": 0})]
+)
 def test_converter_refuses(bad):
     decay, count, keywords = bad
     with pytest.raises(InputError, match="expected weight_decay > 0"):

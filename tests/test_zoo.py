@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from zoo import ZOO, specimen
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))

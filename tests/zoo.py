@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from reference import brute_force
 from torch import Tensor, nn
 
 from dnn2gp.likelihoods import BernoulliLikelihood, CategoricalLikelihood, GaussianLikelihood, Likelihood
+
+from reference import brute_force
 
 
 class LeNet5(nn.Sequential):

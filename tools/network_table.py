@@ -15,10 +15,10 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from zoo import ZOO, brute_force_gp, specimen  # noqa: E402
-
 import dnn2gp  # noqa: E402
 from dnn2gp.inputs import map_inputs  # noqa: E402
+
+from zoo import ZOO, brute_force_gp, specimen  # noqa: E402
 
 DELTA = 1.0
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
@@ -60,10 +60,10 @@ def render(rows: dict[str, tuple[int, dict[str, dict[str, float]]]]) -> str:
         "# Networks that `convert` was checked on",
         "",
         "The largest difference from brute-force autograd in float64 (one backward pass for each example and output,",
-        "explicit matrices), relative to the largest entry, over: the Jacobian, the kernel, the joint posterior covariance,",
-        "the posterior mean and the log-determinant of the evidence, at random weights. The float32 column compares a",
-        "float32 network with brute force in float64. Made by `python tools/network_table.py`; the tests check the bounds",
-        f"{TOLERANCE['float64']:.0e} and {TOLERANCE['float32']:.0e}.",
+        "explicit matrices), relative to the largest entry, over: the Jacobian, the kernel, the joint posterior",
+        "covariance, the posterior mean and the log-determinant of the evidence, at random weights. The float32 column",
+        "compares a float32 network with brute force in float64. Made by `python tools/network_table.py`; the tests",
+        f"check the bounds {TOLERANCE['float64']:.0e} and {TOLERANCE['float32']:.0e}.",
         "",
         "| network | weights | float64 | float32 | worst quantity (float32) |",
         "| --- | --- | --- | --- | --- |",

@@ -19,8 +19,8 @@ from torch import Tensor
 from dnn2gp.errors import InputError
 from dnn2gp.features import JacobianFeatures
 from dnn2gp.inference import Inference
+from dnn2gp.layout import Layout
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
-from dnn2gp.network import Layout
 from dnn2gp.structures import Diagonal
 
 

@@ -37,6 +37,8 @@ class Gaussian:
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Float[Tensor, "S P"]:
         """w = μ + Σ^{½} ε, ε ~ N(0, I)."""
+        if num_samples < 1:
+            raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
         noise = normal((self.precision.size, num_samples), generator, self.mean)
         return (self.mean[:, None] + self.precision.unwhiten(noise)).T.to(self.mean.dtype)
 

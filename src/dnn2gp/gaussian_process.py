@@ -104,6 +104,11 @@ class GaussianProcess:
     def predict(self, inputs: Inputs, likelihood: Likelihood | None = None) -> Predictive:
         """The predictive distribution of y, Appendix B. `likelihood` gives the noise at these inputs if it differs."""
         inputs = self._checked(inputs)
+        if likelihood is None and self.likelihood.per_example:
+            raise InputError(
+                "The noise of this GP was given for each training example, which says nothing of other inputs. Pass "
+                "that of these: predict(inputs, likelihood=GaussianLikelihood(sigma_for_these_inputs))."
+            )
         outputs = self.features.outputs(inputs)
         shift = -self.features.jvp(inputs, self.inference.step[:, None])[..., 0]
         return Predictive(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from math import inf
+from pathlib import Path
 
 import psutil
 
@@ -11,8 +13,17 @@ from dnn2gp.errors import InputError, MemoryBudgetError
 
 
 def default_budget() -> int:
-    """Half of the memory that is free now, in bytes."""
-    return psutil.virtual_memory().available // 2
+    """Half of the memory that is free now, in bytes, within the limit of a container if there is one."""
+    return min(psutil.virtual_memory().available, _container_limit()) // 2
+
+
+def _container_limit(folder: Path = Path("/sys/fs/cgroup")) -> int:
+    """What a Linux control group still allows this process, if it limits it."""
+    try:
+        limit, used = ((folder / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+    except OSError:
+        return sys.maxsize
+    return sys.maxsize if limit == "max" else max(0, int(limit) - int(used))
 
 
 def check_budget(memory_budget: object) -> int | None:

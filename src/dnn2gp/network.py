@@ -4,78 +4,26 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from dnn2gp.errors import InputError, NetworkError, TrainModeWarning
+from dnn2gp.evaluation import evaluation_mode
 from dnn2gp.inputs import Inputs, describe, leaves, map_inputs, num_examples, repack, same_form, take
+from dnn2gp.layout import Layout
 from dnn2gp.randomness import global_states_kept
 
-_EMPTY: dict = {}
 _BATCH_CAUSES = (
     "Look for (a) batch normalisation with track_running_stats=False, (b) forward code that uses batch statistics; "
     "such a network has no Jacobian per example."
 )
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where each weight tensor lies in the flat vector w, and which layer it belongs to."""
-
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of entries of each weight tensor."""
-        return tuple(prod(shape) for shape in self.shapes)
-
-    @property
-    def num_weights(self) -> int:
-        """P."""
-        return sum(self.sizes)
-
-    @property
-    def layers(self) -> dict[str, list[int]]:
-        """Layer name → positions in `names`: the weight tensors that one module owns ("" is the network itself)."""
-        groups: dict[str, list[int]] = {}
-        for position, name in enumerate(self.names):
-            groups.setdefault(name.rpartition(".")[0], []).append(position)
-        return groups
-
-    def flatten(self, tensors: dict[str, Tensor]) -> Float[Tensor, " P"]:
-        """The named tensors as one flat vector."""
-        return torch.cat([tensors[name].reshape(-1) for name in self.names])
-
-    def unflatten(self, weights: Float[Tensor, " P"]) -> dict[str, Tensor]:
-        """Views of the flat vector under the names and shapes of the module."""
-        parts = weights.split(self.sizes)
-        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
-
-    def expand(self, per_layer: Float[Tensor, " L"]) -> Float[Tensor, " P"]:
-        """One value a layer, repeated for each of its weights."""
-        per_tensor = torch.empty(len(self.names), dtype=torch.long)
-        for position, members in enumerate(self.layers.values()):
-            per_tensor[members] = position
-        sizes = torch.tensor(self.sizes, device=per_layer.device)
-        return per_layer[per_tensor.to(per_layer.device)].repeat_interleave(sizes)
-
-    def sum_by_layer(self, per_weight: Float[Tensor, " P"]) -> Float[Tensor, " L"]:
-        """The transpose of `expand`."""
-        sums = torch.stack([part.sum() for part in per_weight.split(self.sizes)])
-        return torch.stack([sums[members].sum() for members in self.layers.values()])
 
 
 class Network:
@@ -244,49 +192,6 @@ class Network:
                 f"The network's output for an example depends on the rest of the batch (by {gap:.3g}). {_BATCH_CAUSES}"
             )
         return tuple(first.shape[1:])
-
-
-@contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Eval mode and differentiable attention kernels inside the block; every flag and attribute as it was after it."""
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    with _attributes_kept(module):
-        try:
-            for part in module.modules():
-                part.training = False
-            torch.backends.mha.set_fastpath_enabled(False)
-            with sdpa_kernel(SDPBackend.MATH):
-                yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast_path)
-
-
-@contextmanager
-def _attributes_kept(module: nn.Module) -> Iterator[None]:
-    """Put back what `forward` sets on the module (activations, counters, lazy masks), which would be tensors of a
-    transform that has ended: the attributes of each part, and the contents of the dicts and lists among them."""
-    dicts: list[tuple[dict, dict]] = []
-    lists: list[tuple[list, list]] = []
-    for part in module.modules():
-        attributes = vars(part)
-        dicts.append((attributes, attributes.copy()))
-        for value in attributes.values():
-            kind = type(value)
-            if kind is dict or kind is OrderedDict:
-                dicts.append((value, value.copy() if value else _EMPTY))
-            elif kind is list:
-                lists.append((value, value.copy()))
-    try:
-        yield
-    finally:
-        for live, before in dicts:
-            if live.keys() != before.keys():
-                for name in live.keys() - before.keys():
-                    del live[name]
-            if before:
-                live.update(before)
-        for live, before in lists:
-            live[:] = before
 
 
 def _spreads(module: nn.Module, inputs: Inputs) -> bool:

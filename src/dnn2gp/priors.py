@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.errors import InputError
-from dnn2gp.network import Layout
+from dnn2gp.layout import Layout
 
 PriorPrecision: TypeAlias = "float | int | Tensor | Mapping[str, float] | Mapping[str, int]"
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import problem
-from reference import brute_force
 
 from dnn2gp.features import FeatureMap, GradientFeatures, JacobianFeatures, SiteFeatures
 from dnn2gp.network import Network
 from dnn2gp.structures import Dense, Diagonal
+
+from problems import problem
+from reference import brute_force
 
 CASE = problem("categorical", 7, 3)
 BUDGETS = {"at once": None, "in chunks": 12_000}
@@ -116,7 +117,9 @@ def test_sites(engine, precision, budget):
     assert sites.kept() is (budget is None)
     gram = rows @ torch.linalg.inv(precision.dense()) @ rows.T
     close(sites.gram(), gram)
-    close(sites.cross(precision.whiten(J)).flatten(0, 1), J.flatten(0, 1) @ torch.linalg.inv(precision.dense()) @ rows.T)
+    close(
+        sites.cross(precision.whiten(J)).flatten(0, 1), J.flatten(0, 1) @ torch.linalg.inv(precision.dense()) @ rows.T
+    )
     white = randn(J.shape[2], 2)
     phi = precision.whiten(rows)
     close(sites.matmul(white), phi @ white)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import problem
-from reference import brute_force
 
 from dnn2gp.errors import NotPositiveDefiniteError
 from dnn2gp.features import JacobianFeatures
 from dnn2gp.network import Network
 from dnn2gp.structures import Dense, Diagonal, Structure
+
+from problems import problem
+from reference import brute_force
 
 SIZE = 7
 

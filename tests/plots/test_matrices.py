@@ -117,6 +117,19 @@ def test_one_example_and_all_zero(draw) -> None:
     assert image(figure.axes[0]).tolist() == [[0.0]]
 
 
+@pytest.mark.parametrize("draw", [kernel_matrix, posterior_mean, lambda v, y: uncertainty_maps(v, v, y)])
+@pytest.mark.parametrize("count", [7, 300])
+def test_nothing_is_cut_off(draw, count: int) -> None:
+    values, labels = np.random.default_rng(0).uniform(size=(count, count)), np.arange(count) % 3
+    figure = draw(values, labels) if draw is kernel_matrix else draw(values[:, :7], labels)
+    figure.canvas.draw()
+    drawn, page = figure.get_tightbbox(), figure.bbox_inches
+    assert drawn.x0 >= 0
+    assert drawn.y0 >= 0
+    assert drawn.x1 <= page.x1
+    assert drawn.y1 <= page.y1
+
+
 def test_figures_leave_pyplot_alone(kernel: np.ndarray) -> None:
     import matplotlib.pyplot as plt
 

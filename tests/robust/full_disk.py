@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from dnn2gp import convert, save
+
 from robust.support import DELTA, NOISE, mlp, regression, untouched
 
 if __name__ == "__main__":

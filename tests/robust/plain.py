@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dnn2gp import Diagonal, FunctionSpace, GaussianLikelihood, convert, load
+
 from robust.support import CHECKED, DELTA, NOISE, mlp, regression, untouched
 
 X, Y = regression()

@@ -22,6 +22,7 @@ from torch.utils.data import (
 from dnn2gp import convert
 from dnn2gp.data import read_data
 from dnn2gp.errors import InputError
+
 from robust.support import DELTA, NOISE, mlp, regression, untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 import dnn2gp.files
 import dnn2gp.storage
 from dnn2gp import FunctionSpace, WeightSpace, convert, load, save
+
 from robust.support import DELTA, NOISE, regression, untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")

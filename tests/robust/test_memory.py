@@ -9,6 +9,7 @@ from torch import nn
 from dnn2gp import Dense, Diagonal, Expansion, FunctionSpace, WeightSpace, convert
 from dnn2gp.errors import InputError, MemoryBudgetError
 from dnn2gp.memory import check_budget, chunk_size, chunks, default_budget, readable, require
+
 from robust.support import DELTA, NOISE, mlp, regression, untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")

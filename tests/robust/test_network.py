@@ -17,9 +17,9 @@ from torch.nn.utils import parametrizations
 from dnn2gp import CategoricalLikelihood, convert
 from dnn2gp.errors import InputError, NetworkError, TrainModeWarning
 from dnn2gp.network import Network
-from robust.support import DELTA, NOISE, assert_exact, mlp, regression, untouched
 
 from reference import brute_force
+from robust.support import DELTA, NOISE, assert_exact, mlp, regression, untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning", "ignore::FutureWarning")
 
@@ -629,3 +629,15 @@ def test_brute_force_sees_frozen_weights_as_the_library_does() -> None:
     module[0].weight.requires_grad_(False)
     gp = convert(module, regression(), NOISE, DELTA)
     torch.testing.assert_close(gp.features.jacobian(regression()[0]), brute_force.jacobian(module, regression()[0]))
+
+
+def test_a_network_that_no_weight_moves_is_refused() -> None:
+    class Rounding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.layer(x).round()
+
+    refused(Rounding().double(), "No trainable weight moves the outputs")

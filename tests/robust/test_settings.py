@@ -25,6 +25,7 @@ from dnn2gp import (
 )
 from dnn2gp.errors import InputError, NotAMinimumWarning, NotPositiveDefiniteError
 from dnn2gp.structures.cholesky import cholesky
+
 from robust.support import DELTA, NOISE, mlp, regression, untouched
 
 quiet = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
@@ -187,9 +188,9 @@ def test_noise_of_each_example_needs_a_likelihood_at_prediction() -> None:
     gp = convert(module, (x, y), GaussianLikelihood(torch.full((10, 1), 0.5)), DELTA)
     with (
         untouched(module),
-        pytest.raises(InputError, match=r"sigma for each of 10 examples, but was applied to 4. Pass likelihood="),
+        pytest.raises(InputError, match=r"given for each training example.*likelihood=GaussianLikelihood"),
     ):
-        _ = gp.predict(x[:4]).variance
+        gp.predict(x)  # even for as many inputs as there were examples
     prediction = gp.predict(x[:4], likelihood=GaussianLikelihood(torch.full((4, 1), 0.1)))
     torch.testing.assert_close(prediction.aleatoric, torch.full((4, 2), 0.01, dtype=torch.float64))
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from dnn2gp import FunctionSpace, Kernel, WeightSpace, convert, diagnose, load, sample_network, save
+
 from robust.support import DELTA, NOISE, mlp, regression, untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import KINDS, problem
-from reference import brute_force
 
 from dnn2gp import Diagonal, FunctionSpace, WeightSpace, convert
+
+from problems import KINDS, problem
+from reference import brute_force
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
 

@@ -6,11 +6,12 @@ from math import log, pi
 
 import pytest
 import torch
-from problems import KINDS, problem
-from reference import brute_force
 from scipy.stats import multivariate_normal
 
 from dnn2gp import FunctionSpace, GaussianLikelihood, WeightSpace, convert
+
+from problems import KINDS, problem
+from reference import brute_force
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
 SPACES = (WeightSpace, FunctionSpace)

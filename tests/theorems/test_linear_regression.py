@@ -1,4 +1,4 @@
-"""A linear network with Gaussian noise is Bayesian linear regression, and scikit-learn's GP with a dot-product kernel."""
+"""A linear network with Gaussian noise is Bayesian linear regression, and scikit-learn's dot-product GP."""
 
 from __future__ import annotations
 

@@ -7,13 +7,10 @@ import math
 
 import pytest
 import torch
-from problems import problem
-from reference import brute_force
 from scipy.optimize import minimize_scalar
 from scipy.stats import multivariate_normal
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from zoo import specimen
 
 from dnn2gp import (
     CategoricalLikelihood,
@@ -24,6 +21,10 @@ from dnn2gp import (
     load,
     save,
 )
+
+from problems import problem
+from reference import brute_force
+from zoo import specimen
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
 SPACES = pytest.mark.parametrize("space", [WeightSpace, FunctionSpace])
@@ -88,7 +89,9 @@ def test_defect_4_a_point_without_noise_precision_says_nothing(space):
 def test_defect_4_the_prior_does_not_change_with_the_number_of_data(space):
     """The GP of a subset has the same prior kernel as that of all data: it is no scaled version of it."""
     case = problem("gaussian", 12)
-    gps = [convert(case.module, (case.x[:n], case.y[:n]), case.likelihood, case.delta, inference=space) for n in (3, 12)]
+    gps = [
+        convert(case.module, (case.x[:n], case.y[:n]), case.likelihood, case.delta, inference=space) for n in (3, 12)
+    ]
     J_test = brute_force.jacobian(case.module, case.x_test)
     kernel = torch.einsum("nkp,p,mlp->nkml", J_test, 1 / case.delta, J_test)
     for gp in gps:
@@ -127,7 +130,9 @@ def test_defect_6_frozen_weights_and_dict_inputs_work(name, space):
     gp = convert(case.module, (case.inputs, case.targets), likelihood, 1.0, inference=space)
     J = brute_force.jacobian(case.module, case.test_inputs)
     assert gp.network.num_weights == J.shape[2]
-    torch.testing.assert_close(gp.kernel.full(case.test_inputs), torch.einsum("nkp,mlp->nkml", J, J), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(
+        gp.kernel.full(case.test_inputs), torch.einsum("nkp,mlp->nkml", J, J), rtol=1e-11, atol=1e-12
+    )
     assert gp.predict(case.test_inputs).mean.shape == {"frozen weights": (3, 2)}.get(name, (3,))
 
 
@@ -177,7 +182,7 @@ def test_defect_6_a_second_conversion_changes_nothing(space):
 
 @SPACES
 def test_defect_7_the_state_holds_no_loader_and_no_pickle(space, tmp_path):
-    """A GP made from a DataLoader is saved as tensors and JSON; a network of the same class is all that loading needs."""
+    """A GP made from a DataLoader is saved as tensors and JSON; a network of its class is all that loading needs."""
     case = problem("categorical", 8, 3)
     loader = DataLoader(TensorDataset(case.x, case.y), batch_size=3)
     gp = convert(case.module, loader, CategoricalLikelihood(), case.delta, inference=space)

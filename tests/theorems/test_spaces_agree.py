@@ -6,10 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import KINDS, problem
-from reference import brute_force
 
 from dnn2gp import Expansion, FunctionSpace, GaussianLikelihood, WeightSpace, convert
+
+from problems import KINDS, problem
+from reference import brute_force
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
 

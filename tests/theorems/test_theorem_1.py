@@ -6,11 +6,12 @@ import warnings
 
 import pytest
 import torch
-from problems import KINDS, problem
-from reference import brute_force
 
 from dnn2gp import FunctionSpace, LinearModel, WeightSpace, convert, laplace
 from dnn2gp.errors import NotAMinimumWarning
+
+from problems import KINDS, problem
+from reference import brute_force
 
 SPACES = (WeightSpace, FunctionSpace)
 
@@ -20,7 +21,7 @@ SPACES = (WeightSpace, FunctionSpace)
 @pytest.mark.parametrize("examples", [1, 4, 15])
 def test_at_a_minimum_the_posterior_is_laplace(kind, examples, space):
     case = problem(kind, examples).at_minimum()
-    J, r, Lam = case.parts()
+    J, _, Lam = case.parts()
     w = case.weights
     with warnings.catch_warnings():
         warnings.simplefilter("error", NotAMinimumWarning)

@@ -38,7 +38,8 @@ class JacobianFeatures(FeatureMap):
         self.anchor = network.weights if anchor is None else anchor
         self.num_weights, self.num_outputs = network.num_weights, network.num_outputs
         self.memory_budget = check_budget(memory_budget)
-        self._probe(take(inputs, slice(0, 1)))
+        if not self._probe(take(inputs, slice(0, 1))).any():
+            self._check_dependence(inputs)
 
     @torch.inference_mode(False)
     def outputs(self, inputs: Inputs) -> Float[Tensor, "N K"]:
@@ -135,7 +136,7 @@ class JacobianFeatures(FeatureMap):
         return torch.stack(rows)
 
     @torch.inference_mode(False)
-    def _probe(self, example: Inputs) -> None:
+    def _probe(self, example: Inputs) -> Float[Tensor, " P"]:
         """Find out on one example what autograd can do with this network, judged against a plain backward pass."""
         generator = torch.Generator().manual_seed(0)
         cotangent = torch.randn(1, self.num_outputs, 1, generator=generator, dtype=torch.float64).to(self.anchor)
@@ -154,6 +155,16 @@ class JacobianFeatures(FeatureMap):
         self.batched = rows is not None and _close(torch.einsum("nkp,nk->p", rows, cotangent[..., 0]), plain)
         pushed = _attempt(lambda: self._push(example, vector))
         self.forward_mode = pushed is not None and _close((pushed * cotangent[..., 0]).sum(), plain @ vector)
+        return plain
+
+    def _check_dependence(self, inputs: Inputs) -> None:
+        """Refuse a network whose outputs no weight moves (a rounding in forward, units that are all dead)."""
+        few = take(inputs, slice(0, 32))
+        if not self.vjp(few, self.anchor.new_ones(num_examples(few), self.num_outputs, 1)).any():
+            raise NetworkError(
+                "No trainable weight moves the outputs: all derivatives are zero on the first examples. Look for "
+                "(a) round(), sign() or argmax in forward, (b) units that are all dead, (c) the wrong layers frozen."
+            )
 
     def _count_saved(self, tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().data_ptr() != self.anchor.untyped_storage().data_ptr():
@@ -173,7 +184,7 @@ def _pull(outputs: Tensor, weights: Tensor, cotangent: Tensor) -> Float[Tensor, 
 def _attempt(function: Callable[[], Tensor]) -> Tensor | None:
     """The result, or None where a layer lacks the rule for it (a second implementation then takes over).
 
-    Where torch.func warns that it loops over a layer for want of a rule, the plain loop serves as well, without warning.
+    Where torch.func warns that it loops over a layer for want of a rule, the plain loop serves as well, in silence.
     """
     try:
         with warnings.catch_warnings():

@@ -37,12 +37,14 @@ class FunctionSpace(Inference):
         self.model = model
         self.precision = model.prior.precision.double()
         expansion, size = model.expansion, model.expansion.num_sites
-        require(
-            3 * 8 * size**2,
-            expansion.features.budget(),
-            f"The kernel matrix of {expansion.num_examples} examples ({size} × {size})",
-            "Use weight space (inference=WeightSpace), whose size is the number of weights, or fewer examples.",
+        weights = expansion.features.num_weights
+        instead = (
+            f"Weight space (inference=WeightSpace) needs a {weights} × {weights} matrix instead."
+            if weights < size
+            else "Use fewer of the data, or freeze layers (requires_grad_(False)) with inference=WeightSpace."
         )
+        what = f"The kernel matrix of {expansion.num_examples} examples ({size} × {size})"
+        require(3 * 8 * size**2, expansion.features.budget(), what, instead)
         self.sites = sites or SiteFeatures(expansion.features, expansion.inputs, expansion.root, self.precision)
         if factor is None:
             matrix = self.sites.gram()

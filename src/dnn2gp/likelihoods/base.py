@@ -83,6 +83,11 @@ class Likelihood(ABC):
         """The likelihood of these examples only; itself, unless it has per-example parameters."""
         return self
 
+    @property
+    def per_example(self) -> bool:
+        """Whether it has parameters of its own for each example, which says nothing about other inputs."""
+        return False
+
     def noise_precision(
         self, f: Float[Tensor, "N K"], y: Shaped[Tensor, "N ..."] | None = None
     ) -> Float[Tensor, "N K K"]:

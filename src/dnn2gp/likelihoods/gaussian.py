@@ -28,7 +28,8 @@ class GaussianLikelihood(Likelihood):
     name: ClassVar[str] = "gaussian"
 
     def __init__(self, sigma: float | int | Tensor) -> None:
-        self.sigma: Tensor = sigma if isinstance(sigma, Tensor) else torch.tensor(float(sigma), dtype=torch.float64)
+        own = sigma.clone() if isinstance(sigma, Tensor) else torch.tensor(float(sigma), dtype=torch.float64)
+        self.sigma: Tensor = own
         _check_sigma(self.sigma)
 
     def check_targets(
@@ -81,6 +82,11 @@ class GaussianLikelihood(Likelihood):
             (num_samples, *f.shape), generator=own_generator(generator, f.device), dtype=f.dtype, device=f.device
         )
         return f + self._sigma_like(f) * noise
+
+    @property
+    def per_example(self) -> bool:
+        """Whether σ is N × 1 or N × K."""
+        return self.sigma.ndim == 2
 
     def take(self, index: slice | Shaped[Tensor, " M"]) -> GaussianLikelihood:
         """The rows of a per-example σ; the likelihood itself for a shared σ."""

@@ -24,7 +24,7 @@ def kernel_matrix(kernel: np.ndarray, labels: np.ndarray) -> Figure:
         raise ValueError(f"kernel must be square, got shape {kernel.shape}.")
     groups = Grouping.of(labels)
     values = kernel[np.ix_(groups.order, groups.order)]
-    figure = style.new_figure(7.2, 6.6)
+    figure = style.new_figure(7.8, 6.6)
     axes = figure.add_subplot()
     limit = _limit(values)
     norm = Normalize(-limit, limit)
@@ -36,7 +36,7 @@ def kernel_matrix(kernel: np.ndarray, labels: np.ndarray) -> Figure:
     extend = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
     style.colour_bar(axes, image, "tr κ(x, x′), the kernel summed over the outputs", extend)
     title = "Kernel: which examples are alike to the network"
-    style.describe(axes, title, "the same examples", "examples, grouped by class\n\n", bar_above=True)
+    style.describe(axes, title, "the same examples", "examples, grouped by class", bars=("left", "top"))
     _no_ticks(axes)
     return figure
 
@@ -52,7 +52,9 @@ def posterior_mean(mean: np.ndarray, labels: np.ndarray) -> Figure:
     image = _rows(axes, values, groups, style.DIVERGING, Normalize(-limit, limit))
     style.class_lines(axes, groups, "#888888", both=False)
     style.colour_bar(axes, image, "E[f(x) | data]")
-    style.describe(axes, "Posterior mean of each output", "output (class)", "examples, grouped by true class\n\n")
+    style.describe(
+        axes, "Posterior mean of each output", "output (class)", "examples, grouped by true class", bars=("left",)
+    )
     return figure
 
 
@@ -73,8 +75,8 @@ def uncertainty_maps(epistemic: np.ndarray, aleatoric: np.ndarray, labels: np.nd
     for axes, (title, values) in zip(panels, parts.items(), strict=True):
         _rows(axes, values[groups.order], groups, style.SEQUENTIAL, norm)
         style.class_lines(axes, groups, "#cccccc", both=False)
-        style.describe(axes, title, "output (class)")
-    panels[0].set_ylabel("examples, grouped by true class\n\n", fontsize=style.LABEL)
+        rows = "examples, grouped by true class" if axes is panels[0] else ""
+        style.describe(axes, title, "output (class)", rows, bars=("left",))
     scale = ScalarMappable(norm, style.SEQUENTIAL)
     style.colour_bar(panels[1], scale, "variance of y, the label as 0 or 1 for each class")
     return figure

@@ -106,11 +106,11 @@ def colour_bar(axes: Axes, image: ScalarMappable, label: str, extend: str = "nei
     return bar
 
 
-def describe(axes: Axes, title: str, xlabel: str = "", ylabel: str = "", *, bar_above: bool = False) -> None:
-    """Title and axis labels in words; the title is set higher where a class bar lies between it and the axes."""
-    axes.set_title(title, fontsize=TITLE, loc="left", pad=30 if bar_above else 6)
+def describe(axes: Axes, title: str, xlabel: str = "", ylabel: str = "", bars: tuple[str, ...] = ()) -> None:
+    """Title and axis labels in words, which make room for class bars on the given sides."""
+    axes.set_title(title, fontsize=TITLE, loc="left", pad=30 if "top" in bars else 6)
     axes.set_xlabel(xlabel, fontsize=LABEL)
-    axes.set_ylabel(ylabel, fontsize=LABEL)
+    axes.set_ylabel(ylabel, fontsize=LABEL, labelpad=28 if "left" in bars else 4)
     axes.tick_params(labelsize=TICK)
 
 

@@ -31,13 +31,14 @@ class Dense(Structure):
     @classmethod
     def from_ggn(cls, prior: Structure, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]) -> Dense:
         """Σ̃⁻¹ = V⁻¹ + JᵀΛJ."""
-        require(
-            3 * 8 * prior.size**2,
-            features.budget(),
-            f"A dense precision of {prior.size} weights",
-            "Use function space (inference=FunctionSpace), whose size is the number of data times outputs; "
-            "or structure=Diagonal, which is cheap but far from exact.",
+        size, sites = prior.size, root.shape[0] * root.shape[2]
+        instead = (
+            f"Function space (inference=FunctionSpace) needs a {sites} × {sites} matrix instead."
+            if sites < size
+            else "Freeze layers (requires_grad_(False)) or use fewer of the data with inference=FunctionSpace."
         )
+        what = f"A dense precision of {size} weights"
+        require(3 * 8 * size**2, features.budget(), what, f"{instead} structure=Diagonal is cheap, but far from exact.")
         matrix = features.ggn(inputs, root)
         matrix += prior.dense()
         return cls(matrix)
