@@ -12,14 +12,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from dnn2gp.cli import app
 from dnn2gp.errors import FileFormatError, InputError, MemoryBudgetError, NetworkError, NotPositiveDefiniteError
 
 
-def invoke(*arguments: str) -> Result:
+def invoke(*arguments: str):
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"})
 
 
