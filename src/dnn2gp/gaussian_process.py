@@ -15,7 +15,7 @@ from dnn2gp.evidence import Evidence, EvidenceGradient, evidence, evidence_gradi
 from dnn2gp.expansion import Expansion
 from dnn2gp.features import JacobianFeatures
 from dnn2gp.gaussian import Gaussian
-from dnn2gp.inference import Inference, WeightSpace
+from dnn2gp.inference import Cost, Inference, WeightSpace, costs
 from dnn2gp.inputs import Inputs, check_inputs
 from dnn2gp.kernels import Kernel
 from dnn2gp.likelihoods import Likelihood
@@ -137,6 +137,10 @@ class GaussianProcess:
             raise InputError("Conditioning is defined for Gauss-Newton features; this GP has gradient features.")
         expansion = expand(self.features, inputs, targets.to(network.device), likelihood)
         return GaussianProcess(self.features, self.inference.conditioned(expansion), self.likelihood)
+
+    def costs(self) -> tuple[Cost, Cost]:
+        """What exact inference costs in weight space and in function space, for these data and this network."""
+        return costs(self.model)
 
     def evidence(self) -> Evidence:
         """The log marginal likelihood of the data, by its terms."""

@@ -26,6 +26,7 @@ from dnn2gp.inputs import Inputs, leaves
 from dnn2gp.likelihoods import CustomLikelihood, Likelihood, likelihood_from_state
 from dnn2gp.linear_model import LinearModel
 from dnn2gp.network import Network
+from dnn2gp.randomness import global_states_kept
 from dnn2gp.structures import Structure
 
 FORMAT_VERSION = 1
@@ -200,7 +201,8 @@ def _module(network: object) -> object:
     """The module, or what a class or function of no arguments builds."""
     if isinstance(network, nn.Module) or not callable(network):
         return network
-    return network()
+    with global_states_kept():  # a fresh module draws its first weights
+        return network()
 
 
 def _likelihood(given: Likelihood | None, name: str, state: dict[str, Tensor]) -> Likelihood:

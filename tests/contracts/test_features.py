@@ -107,8 +107,9 @@ def test_kernel_between_two_feature_maps(precision):
 
 
 @pytest.mark.parametrize("budget", [None, 12_000])
-def test_sites(engine, precision, budget):
-    """SᵀJV^{½} and its products, kept and not kept."""
+def test_sites(engine, precision, budget, monkeypatch):
+    """SᵀJV^{½} and its products, kept (in blocks of few rows) and not kept."""
+    monkeypatch.setattr("dnn2gp.features.sites._BLOCK", 4)
     features, x, J = engine
     features.memory_budget = budget
     root = randn(*J.shape[:2], 3)

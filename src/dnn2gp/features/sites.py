@@ -15,6 +15,8 @@ from dnn2gp.progress import track
 
 # The share of the memory budget that the rows of the training data may hold between predictions.
 _SHARE = 0.25
+# Rows of a block: large enough for a fast matrix product, small enough that ΦΦᵀ costs little more than one triangle.
+_BLOCK = 1024
 
 
 class SiteFeatures:
@@ -87,7 +89,8 @@ class SiteFeatures:
     def blocks(self) -> Iterator[tuple[slice, Float[Tensor, "m P"]]]:
         """Consecutive blocks of rows of Φ, in float64."""
         if self.kept() and self._rows is not None:
-            yield slice(0, self.size), self._rows
+            for part in chunks(self.size, _BLOCK):
+                yield part, self._rows[part]
         else:
             yield from self._computed("features of the data, made anew")
 
@@ -102,5 +105,8 @@ class SiteFeatures:
         """Whether all rows are in memory; they are made here the first time, if they fit."""
         fits = 8 * self.size * self.features.num_weights <= _SHARE * self.features.budget()
         if self._rows is None and fits:
-            self._rows = torch.cat([block for _, block in self._computed("features of the data")])
+            rows = torch.empty(self.size, self.features.num_weights, dtype=torch.float64, device=self.root.device)
+            for part, block in self._computed("features of the data"):
+                rows[part] = block
+            self._rows = rows
         return self._rows is not None
