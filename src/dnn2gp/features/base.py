@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.inputs import Inputs, num_examples, take
-from dnn2gp.memory import chunk_size, chunks, default_budget
+from dnn2gp.memory import chunk_size, chunks, default_budget, require
 from dnn2gp.progress import track
 
 
@@ -86,6 +86,13 @@ class FeatureMap(ABC):
     ) -> Float[Tensor, "N Q M Q2"]:
         """J(x) Σ J'(x')ᵀ for all pairs; `other` (default: this map) gives J'."""
         blocks = _Blocks(self, inputs, precision, other, other_inputs)
+        rows, columns = blocks.num_rows * self.num_outputs, blocks.num_columns * blocks.right.num_outputs
+        require(
+            8 * rows * columns,
+            self.budget(),
+            f"A full kernel of {rows} × {columns}",
+            "Take fewer inputs at a time, or the trace or diagonal kernel.",
+        )
         result = torch.empty(0)
         for rows, columns, left, right in blocks.pairs("kernel"):
             block = (

@@ -13,10 +13,10 @@ from torch.func import jacrev, jvp, vjp, vmap
 from dnn2gp.errors import NetworkError
 from dnn2gp.features.base import FeatureMap
 from dnn2gp.inputs import Inputs, map_inputs, num_examples, take
-from dnn2gp.memory import check_budget, chunks
+from dnn2gp.memory import check_budget, chunk_size, chunks
 from dnn2gp.network import Network
 
-# Examples in one plain forward or backward pass, as in training: no Jacobian is formed there.
+# The most examples in one plain forward or backward pass, as in training: no Jacobian is formed there.
 _PASS = 512
 
 
@@ -45,7 +45,7 @@ class JacobianFeatures(FeatureMap):
     def outputs(self, inputs: Inputs) -> Float[Tensor, "N K"]:
         """f_w(x) at the anchor."""
         with torch.no_grad():
-            parts = [self.network(self.anchor, take(inputs, part)) for part in _passes(inputs)]
+            parts = [self.network(self.anchor, take(inputs, part)) for part in self._passes(inputs)]
         return torch.cat(parts)
 
     @torch.inference_mode(False)
@@ -79,7 +79,7 @@ class JacobianFeatures(FeatureMap):
         if not self.forward_mode or vectors.shape[1] > 2 * self.num_outputs:
             return super().jvp(inputs, vectors)
         parts = []
-        for part in _passes(inputs):
+        for part in self._passes(inputs):
             examples = take(inputs, part)
             parts.append(torch.stack([self._push(examples, column) for column in vectors.unbind(1)], -1))
         return torch.cat(parts)
@@ -90,7 +90,7 @@ class JacobianFeatures(FeatureMap):
         if cotangents.shape[-1] > 2 * self.num_outputs:
             return super().vjp(inputs, cotangents.to(self.anchor.dtype))
         total = self.anchor.new_zeros(self.num_weights, cotangents.shape[-1])
-        for part in _passes(inputs):
+        for part in self._passes(inputs):
             with torch.enable_grad():
                 weights = self.anchor.detach().requires_grad_(True)
                 outputs = self.network(weights, take(inputs, part))
@@ -104,7 +104,7 @@ class JacobianFeatures(FeatureMap):
     ) -> Float[Tensor, "P S"]:
         """Σᵢ (∇²_ww f_w(xᵢ) · rᵢ) v, the second term of the Hessian in Eq. (6), by differentiating Jᵀr once more."""
         total = torch.zeros_like(vectors)
-        for part in _passes(inputs):
+        for part in self._passes(inputs):
             with torch.enable_grad():
                 weights = self.anchor.detach().requires_grad_(True)
                 outputs = self.network(weights, take(inputs, part))
@@ -118,6 +118,12 @@ class JacobianFeatures(FeatureMap):
         own = self._COPIES * self.num_outputs * self.num_weights * 8
         passes = self.anchor.element_size() * (self._saved + 4 * self.num_outputs * self._largest)
         return self._chunk(inputs, own + passes, share)
+
+    def _passes(self, inputs: Inputs) -> Iterator[slice]:
+        """Batches for a plain pass, whose activations (and their gradients or tangents) stay within the budget."""
+        activations = 2 * self.anchor.element_size() * max(1, self._saved)
+        size = chunk_size(num_examples(inputs), activations, self.budget(), "A pass through the network")
+        return chunks(num_examples(inputs), min(size, _PASS))
 
     def _single(self, weights: Tensor, example: Inputs) -> Tensor:
         return self.network(weights, map_inputs(lambda leaf: leaf.unsqueeze(0), example)).squeeze(0)
@@ -171,10 +177,6 @@ class JacobianFeatures(FeatureMap):
             self._saved += tensor.numel()
             self._largest = max(self._largest, tensor.numel())
         return tensor
-
-
-def _passes(inputs: Inputs) -> Iterator[slice]:
-    return chunks(num_examples(inputs), _PASS)
 
 
 def _pull(outputs: Tensor, weights: Tensor, cotangent: Tensor) -> Float[Tensor, " P"]:
