@@ -10,7 +10,7 @@ from torch import nn
 from dnn2gp.data import read_data
 from dnn2gp.errors import InputError, NotAMinimumWarning
 from dnn2gp.expansion import Expansion
-from dnn2gp.features import JacobianFeatures
+from dnn2gp.features import JacobianFeatures, NetworkFeatures
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.inference import Inference, WeightSpace, choose_space
@@ -36,6 +36,7 @@ def convert(
     *,
     structure: type[Structure] = Dense,
     inference: type[Inference] | None = None,
+    features: Callable[..., NetworkFeatures] = JacobianFeatures,
     expansion: Callable[..., Expansion] = Expansion.gauss_newton,
     memory_budget: int | None = None,
     progress: bool = False,
@@ -49,6 +50,7 @@ def convert(
                      (see precision_from_weight_decay for networks trained on the mean loss)
     structure        Dense is exact; Diagonal is cheap and far from it
     inference        WeightSpace or FunctionSpace; by default the smaller of the two, which agree
+    features         the engine for Jacobian products; JacobianFeatures works for every network
     expansion        Expansion.gauss_newton, or Expansion.empirical_fisher for gradient features
     memory_budget    bytes; by default half of the free memory
     progress         show bars
@@ -57,6 +59,7 @@ def convert(
         raise InputError(
             f"likelihood: expected a dnn2gp likelihood, e.g. GaussianLikelihood(sigma=0.1); got {likelihood!r}."
         )
+    likelihood = likelihood.detached()
     _check_class("structure", structure, Structure)
     _check_class("inference", inference or WeightSpace, Inference)
     with show_progress(progress):
@@ -66,14 +69,14 @@ def convert(
         targets = likelihood.check_targets(
             training.targets, training.num_examples, function.num_outputs, function.dtype
         ).to(function.device)
-        features = JacobianFeatures(function, inputs, memory_budget=memory_budget)
+        jacobian = features(function, inputs, memory_budget=memory_budget)
         prior = Gaussian.prior(expand_precision(prior_precision, function.layout, function.weights))
 
-        expanded = expansion(features, inputs, targets, likelihood)  # Eq. (5)
+        expanded = expansion(jacobian, inputs, targets, likelihood)  # Eq. (5)
         model = LinearModel.from_laplace(expanded, prior)  # (A), (B): Theorem 1
         posterior = _infer(model, structure, inference)  # (C)
         _warn_unless_minimum(posterior)
-    return GaussianProcess(features, posterior, likelihood)
+    return GaussianProcess(jacobian, posterior, likelihood)
 
 
 def _infer(model: LinearModel, structure: type[Structure], inference: type[Inference] | None) -> Inference:
@@ -94,7 +97,7 @@ def _check_class(what: str, value: object, base: type) -> None:
 def _warn_unless_minimum(inference: Inference) -> None:
     """Warn where the gradient is that of no minimum, and the step it asks for could move an output noticeably."""
     relative, bound = inference.model.relative_gradient(), inference.step_bound()
-    if relative > _MINIMUM and bound > _NOTICEABLE:
+    if relative > _MINIMUM and (bound > _NOTICEABLE or not inference.exact):
         warnings.warn(
             f"The weights are not a minimum of the loss with this prior: the gradient is {relative:.0%} of its parts "
             "(data and prior). The GP's mean is one Gauss-Newton step away from the network, which may move an output "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dnn2gp.expansion import Expansion
-from dnn2gp.features import JacobianFeatures
+from dnn2gp.features import GradientFeatures, NetworkFeatures
 from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.inference import FunctionSpace
 from dnn2gp.inputs import take
@@ -45,9 +45,9 @@ class Diagnosis:
     step_weights: float
     """‖μ − w‖ / ‖w‖: how far one Gauss-Newton step moves the weights."""
     step_outputs: float
-    """The root mean square over data of |J(μ − w)| in posterior standard deviations of f."""
+    """Root mean square of J(μ − w) over that of the posterior standard deviations, on a subset of the data."""
     curvature_gap: float | None
-    """‖Hessian − GGN‖ / ‖GGN‖ (Frobenius, Hutchinson estimate); None where the network has no second derivative."""
+    """‖Hessian − GGN‖ / ‖GGN‖ (Frobenius, Hutchinson estimate); None where it is not defined."""
     smallest_noise_precision: float
     """The smallest eigenvalue of Λ on its range, over the data."""
     uninformative: float
@@ -56,6 +56,8 @@ class Diagnosis:
     """‖z' − z‖ / ‖z‖ in the norm zᵀΣ̃z, with z' = Σ̃⁻¹ Σ̃ z, Σ̃ by function space and Σ̃⁻¹ by weight space, on a subset."""
     precise: bool
     """Whether the weights are float64."""
+    exact: bool
+    """Whether the posterior's structure is exact (Dense, or function space)."""
 
     @property
     def findings(self) -> list[Finding]:
@@ -85,13 +87,16 @@ class Diagnosis:
         return Finding(
             "gradient of the loss, relative to its parts",
             f"{self.relative_gradient:.2g}",
-            _GOOD if self.step_bound <= 0.5 else _grade(self.relative_gradient, 0.05, 0.3),
-            "0 at a minimum, where the GP is the Laplace approximation (Theorem 1); what is left moves no output by "
-            f"more than {self.step_bound:.2g} posterior standard deviations.",
+            _GOOD if self.exact and self.step_bound <= 0.5 else _grade(self.relative_gradient, 0.05, 0.3),
+            "0 at a minimum, where the GP is the Laplace approximation (Theorem 1); the step that is left moves no "
+            f"output by more than {self.step_bound:.2g} posterior standard deviations.",
             "Train longer with a decaying learning rate, and use the δ of the training (δ = N · weight decay).",
         )
 
     def _step(self) -> Finding:
+        if not self.exact:
+            reading = "the structure is not exact, so the GP's mean stays at the network, minimum or not."
+            return Finding("one Gauss-Newton step to the GP's mean", "not taken", _GOOD, reading)
         return Finding(
             "one Gauss-Newton step to the GP's mean",
             f"weights move by {self.step_weights:.2g} of their norm, outputs by {self.step_outputs:.2g} posterior "
@@ -103,7 +108,8 @@ class Diagnosis:
 
     def _curvature(self) -> Finding:
         if self.curvature_gap is None:
-            return Finding("Hessian minus GGN", "not available", _CAUTION, "the network has no second derivative here.")
+            reading = "gradient features leave the Hessian aside, or the network has no second derivative."
+            return Finding("Hessian minus GGN", "not available", _CAUTION, reading)
         return Finding(
             "Hessian minus GGN, relative to the GGN",
             f"{self.curvature_gap:.2g}",
@@ -150,6 +156,7 @@ def diagnose(
         uninformative=(eigenvalues.amax(1) < 1e-6).double().mean().item(),
         spaces_gap=_spaces_gap(LinearModel(few, model.prior), generator),
         precise=expansion.anchor.dtype == torch.float64,
+        exact=gp.inference.exact,
     )
 
 
@@ -171,15 +178,17 @@ def _subset(expansion: Expansion, size: int) -> Expansion:
 
 
 def _step_outputs(gp: GaussianProcess, few: Expansion) -> float:
-    moves = few.features.jvp(few.inputs, gp.inference.step[:, None])[..., 0].double()
-    variances = gp.inference.marginal(few.features, few.inputs).diagonal(dim1=1, dim2=2).double()
+    features = few.features
+    inputs = features.examples(few.inputs) if isinstance(features, GradientFeatures) else few.inputs
+    moves = gp.features.jvp(inputs, gp.inference.step[:, None])[..., 0].double()
+    variances = gp.inference.marginal(gp.features, inputs).diagonal(dim1=1, dim2=2).double()
     return (moves.square().mean() / variances.mean()).sqrt().item()
 
 
 def _curvature_gap(expansion: Expansion, num_probes: int, generator: torch.Generator) -> float | None:
     """‖R‖_F / ‖G‖_F from E‖Rz‖² = ‖R‖²_F, with R = Σ ∇²f·r and G = JᵀΛJ, z ~ N(0, I)."""
     features = expansion.features
-    if not isinstance(features, JacobianFeatures):
+    if not isinstance(features, NetworkFeatures):
         return None
     probes = normal((features.num_weights, num_probes), generator, expansion.anchor).to(expansion.anchor.dtype)
     kept = features.vjp(expansion.inputs, expansion.noise_precision() @ features.jvp(expansion.inputs, probes))

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.errors import InputError
-from dnn2gp.features import JacobianFeatures
+from dnn2gp.expansion import Expansion
 from dnn2gp.inference import Inference
 from dnn2gp.layout import Layout
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
@@ -37,7 +38,7 @@ class Evidence:
     correction: float
     """½ gᵀ Σ̃ g, zero at a minimum."""
     quadratic: bool
-    """Whether the loss is quadratic in f (a Gaussian likelihood)."""
+    """Whether the loss of all data is quadratic in f (a Gaussian likelihood)."""
 
     @property
     def laplace(self) -> float:
@@ -69,8 +70,8 @@ class Evidence:
 class EvidenceGradient:
     """∂ log evidence / ∂δ for each weight, and / ∂σ in the shape of σ.
 
-    σ is None unless the likelihood is Gaussian, the features are those of Gauss-Newton, and σ speaks of all the data (a
-    GP that was conditioned on more data keeps the σ of the first).
+    σ is None unless the likelihood is Gaussian, the features are those of Gauss-Newton, and σ is the noise of all the
+    data (not so for a GP that was conditioned on data with a likelihood of their own).
     """
 
     prior_precision: Float[Tensor, " P"]
@@ -86,7 +87,7 @@ class EvidenceGradient:
         return self.layout.sum_by_layer(self.prior_precision)
 
 
-def evidence(inference: Inference, likelihood: Likelihood) -> Evidence:
+def evidence(inference: Inference) -> Evidence:
     """The log marginal likelihood of the data that `inference` has seen."""
     model = inference.model
     return Evidence(
@@ -94,7 +95,7 @@ def evidence(inference: Inference, likelihood: Likelihood) -> Evidence:
         prior_penalty=0.5 * model.prior.squared_distance(model.expansion.anchor).item(),
         complexity=0.5 * inference.log_det_ratio().item(),
         correction=0.5 * (model.gradient @ inference.step).item(),
-        quadratic=isinstance(likelihood, GaussianLikelihood),
+        quadratic=model.expansion.quadratic,
     )
 
 
@@ -107,7 +108,7 @@ def evidence_gradient(inference: Inference, likelihood: Likelihood, layout: Layo
     prior = inference.model.prior
     if not isinstance(prior.precision, Diagonal):
         raise InputError("The gradient with respect to δ is defined for a diagonal prior; this one is not.")
-    quadratic = isinstance(likelihood, GaussianLikelihood)
+    quadratic = inference.model.expansion.quadratic
     mean = inference.model.expansion.anchor.double() - (inference.step if quadratic else 0.0)
     spread = inference.weight_variances() + (mean - prior.mean.double()).square()
     gradient = 0.5 * (prior.precision.values.double().reciprocal() - spread)
@@ -117,9 +118,7 @@ def evidence_gradient(inference: Inference, likelihood: Likelihood, layout: Layo
 def _sigma_gradient(inference: Inference, likelihood: Likelihood) -> Tensor | None:
     """∂/∂σ by the chain rule λ = σ⁻², summed to the shape of σ."""
     expansion = inference.model.expansion
-    if not isinstance(likelihood, GaussianLikelihood) or not isinstance(expansion.features, JacobianFeatures):
-        return None
-    if likelihood.sigma.ndim == 2 and len(likelihood.sigma) != expansion.num_examples:
+    if not expansion.quadratic or not isinstance(likelihood, GaussianLikelihood) or not _made_by(likelihood, expansion):
         return None
     precision = expansion.root.diagonal(dim1=1, dim2=2).double().square()
     pushed = expansion.features.jvp(expansion.inputs, inference.step[:, None].to(expansion.anchor.dtype))[..., 0]
@@ -128,3 +127,10 @@ def _sigma_gradient(inference: Inference, likelihood: Likelihood) -> Tensor | No
     by_precision = 0.5 * (precision.reciprocal() - misfit.square() - variances)
     by_sigma = by_precision * -2 * precision**1.5
     return by_sigma.sum_to_size(likelihood.sigma.shape)
+
+
+def _made_by(likelihood: GaussianLikelihood, expansion: Expansion) -> bool:
+    """Whether the sites of all the data have the noise of this likelihood (which does not depend on f)."""
+    if likelihood.per_example and len(likelihood.sigma) != expansion.num_examples:
+        return False
+    return torch.equal(likelihood.noise_precision_root(torch.zeros_like(expansion.residual)), expansion.root)

@@ -14,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.errors import InputError
-from dnn2gp.features import FeatureMap, GradientFeatures, JacobianFeatures
+from dnn2gp.features import FeatureMap, GradientFeatures, NetworkFeatures
 from dnn2gp.inputs import Inputs, concatenate, num_examples, same_form
-from dnn2gp.likelihoods import Likelihood
+from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +29,11 @@ class Expansion:
     root: Float[Tensor, "N Q R"]
     anchor: Float[Tensor, " P"]
     log_likelihood: Float[Tensor, ""]
+    quadratic: bool
+    """Whether the loss is quadratic in f (Gaussian), so that the linear model's evidence is that of a regression."""
 
     @staticmethod
-    def gauss_newton(features: JacobianFeatures, inputs: Inputs, targets: Tensor, likelihood: Likelihood) -> Expansion:
+    def gauss_newton(features: NetworkFeatures, inputs: Inputs, targets: Tensor, likelihood: Likelihood) -> Expansion:
         """Eq. (7), generalised Gauss-Newton: φ = Jᵀ, v = r, D = Λ."""
         outputs = _outputs(features, inputs)
         return Expansion(
@@ -41,11 +43,12 @@ class Expansion:
             root=likelihood.noise_precision_root(outputs, targets),
             anchor=features.anchor,
             log_likelihood=likelihood.log_prob(outputs.double(), _double(targets)).sum(),
+            quadratic=isinstance(likelihood, GaussianLikelihood),
         )
 
     @staticmethod
     def empirical_fisher(
-        features: JacobianFeatures, inputs: Inputs, targets: Tensor, likelihood: Likelihood
+        features: NetworkFeatures, inputs: Inputs, targets: Tensor, likelihood: Likelihood
     ) -> Expansion:
         """Gradient features: φ = ∇ℓᵢ(w), v = 1, D = 1."""
         outputs = _outputs(features, inputs)
@@ -58,6 +61,7 @@ class Expansion:
             root=ones.unsqueeze(-1),
             anchor=features.anchor,
             log_likelihood=likelihood.log_prob(outputs.double(), _double(targets)).sum(),
+            quadratic=False,
         )
 
     @property
@@ -88,10 +92,11 @@ class Expansion:
             residual=torch.cat([self.residual, other.residual]),
             root=torch.cat([self.root, other.root]),
             log_likelihood=self.log_likelihood + other.log_likelihood,
+            quadratic=self.quadratic and other.quadratic,
         )
 
 
-def _outputs(features: JacobianFeatures, inputs: Inputs) -> Float[Tensor, "N K"]:
+def _outputs(features: NetworkFeatures, inputs: Inputs) -> Float[Tensor, "N K"]:
     outputs = features.outputs(inputs)
     if not outputs.isfinite().all():
         row = int((~outputs.isfinite()).any(1).nonzero()[0])

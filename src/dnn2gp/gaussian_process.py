@@ -13,7 +13,7 @@ from dnn2gp.data import read_data
 from dnn2gp.errors import InputError
 from dnn2gp.evidence import Evidence, EvidenceGradient, evidence, evidence_gradient
 from dnn2gp.expansion import Expansion
-from dnn2gp.features import JacobianFeatures
+from dnn2gp.features import NetworkFeatures
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.inference import Cost, Inference, WeightSpace, costs
 from dnn2gp.inputs import Inputs, check_inputs
@@ -28,7 +28,7 @@ from dnn2gp.predictive import Predictive
 class FunctionSamples:
     """Samples of whole functions: f_s(x) = f_w(x) + J(x)(w_s − w). The same functions at every call."""
 
-    features: JacobianFeatures
+    features: NetworkFeatures
     weights: Float[Tensor, "S P"]
 
     def __call__(self, inputs: Inputs) -> Float[Tensor, "S N *shape"]:
@@ -47,7 +47,7 @@ class GaussianProcess:
     Eq. (9) with the prior (m, V) = (0, δ⁻¹I) of Theorem 1; Eq. (14) with a general one.
     """
 
-    features: JacobianFeatures
+    features: NetworkFeatures
     inference: Inference
     likelihood: Likelihood
 
@@ -104,18 +104,14 @@ class GaussianProcess:
     def predict(self, inputs: Inputs, likelihood: Likelihood | None = None) -> Predictive:
         """The predictive distribution of y, Appendix B. `likelihood` gives the noise at these inputs if it differs."""
         inputs = self._checked(inputs)
-        if likelihood is None and self.likelihood.per_example:
-            raise InputError(
-                "The noise of this GP was given for each training example, which says nothing of other inputs. Pass "
-                "that of these: predict(inputs, likelihood=GaussianLikelihood(sigma_for_these_inputs))."
-            )
         outputs = self.features.outputs(inputs)
         shift = -self.features.jvp(inputs, self.inference.step[:, None])[..., 0]
         return Predictive(
-            likelihood=likelihood or self.likelihood,
+            likelihood=(likelihood or self.likelihood).detached(),
             output_shape=self.network.output_shape,
             outputs=outputs,
             shift=shift,
+            noise_known=likelihood is not None or not self.likelihood.per_example,
             latent_covariance=self.inference.marginal(self.features, inputs).to(outputs.dtype),
         )
 
@@ -127,15 +123,19 @@ class GaussianProcess:
 
     def condition(self, data: object, likelihood: Likelihood | None = None) -> GaussianProcess:
         """The GP after more data, without retraining: p(f | D̃, D̃') with D̃' expanded at the same weights."""
-        extra = read_data(data)
-        inputs = self._checked(extra.inputs)
-        likelihood = likelihood or self.likelihood
-        network = self.network
-        targets = likelihood.check_targets(extra.targets, extra.num_examples, network.num_outputs, network.dtype)
-        expand = Expansion.gauss_newton
+        if not self.inference.exact:
+            raise InputError(
+                f"Conditioning needs an exact posterior; this one is {self.inference.structure}, and new targets would "
+                "not move its mean. Convert with structure=Dense."
+            )
         if self.model.expansion.features is not self.features:
             raise InputError("Conditioning is defined for Gauss-Newton features; this GP has gradient features.")
-        expansion = expand(self.features, inputs, targets.to(network.device), likelihood)
+        extra = read_data(data)
+        inputs = self._checked(extra.inputs)
+        likelihood = (likelihood or self.likelihood).detached()
+        network = self.network
+        targets = likelihood.check_targets(extra.targets, extra.num_examples, network.num_outputs, network.dtype)
+        expansion = Expansion.gauss_newton(self.features, inputs, targets.to(network.device), likelihood)
         return GaussianProcess(self.features, self.inference.conditioned(expansion), self.likelihood)
 
     def costs(self) -> tuple[Cost, Cost]:
@@ -144,7 +144,7 @@ class GaussianProcess:
 
     def evidence(self) -> Evidence:
         """The log marginal likelihood of the data, by its terms."""
-        return evidence(self.inference, self.likelihood)
+        return evidence(self.inference)
 
     def evidence_gradient(self) -> EvidenceGradient:
         """Its gradients with respect to δ and σ."""

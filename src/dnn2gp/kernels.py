@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dnn2gp.features import JacobianFeatures
+from dnn2gp.features import JacobianFeatures, NetworkFeatures
 from dnn2gp.inputs import Inputs, check_inputs
 from dnn2gp.network import Network
 from dnn2gp.structures import Diagonal, Structure
@@ -18,7 +18,7 @@ from dnn2gp.structures import Diagonal, Structure
 class Kernel:
     """κ(x, x') = φ(x)ᵀ V φ(x'), a K × K matrix for each pair of inputs, with V⁻¹ the `precision` of the weights."""
 
-    features: JacobianFeatures
+    features: NetworkFeatures
     precision: Structure
 
     @staticmethod

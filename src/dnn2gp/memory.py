@@ -20,10 +20,14 @@ def default_budget() -> int:
 def _container_limit(folder: Path = Path("/sys/fs/cgroup")) -> int:
     """What a Linux control group still allows this process, if it limits it."""
     try:
-        limit, used = ((folder / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        limit, used, stat = ((folder / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
     except OSError:
         return sys.maxsize
-    return sys.maxsize if limit == "max" else max(0, int(limit) - int(used))
+    if limit.strip() == "max":
+        return sys.maxsize
+    counts = dict(line.split() for line in stat.splitlines())
+    reclaimable = int(counts.get("inactive_file", 0))  # cached files, given up when memory is asked for
+    return max(0, int(limit) - int(used) + reclaimable)
 
 
 def check_budget(memory_budget: object) -> int | None:

@@ -60,9 +60,10 @@ def sample_network(
     num_samples: int = 100,
     *,
     posterior: Gaussian | None = None,
+    likelihood: Likelihood | None = None,
     generator: torch.Generator | None = None,
 ) -> SampledPredictive:
-    """f_{w_s}(x) for w_s ~ `posterior`, by default that of the GP (dense).
+    """f_{w_s}(x) for w_s ~ `posterior`, by default that of the GP; `likelihood` gives the noise at x if it differs.
 
     The paper's DNN-Laplace has a diagonal one: posterior = laplace(gp.model.expansion, gp.prior, Diagonal).
     """
@@ -70,7 +71,8 @@ def sample_network(
         raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
     network = gp.network
     inputs = network.check_inputs(check_inputs(inputs))
-    weights = (posterior or gp.posterior).sample(num_samples, generator)
+    inference = gp.inference
+    weights = (inference.sample_weights if posterior is None else posterior.sample)(num_samples, generator)
     with torch.no_grad():
         outputs = torch.stack([network(w, inputs) for w in track(weights, "sampling networks", total=num_samples)])
-    return SampledPredictive(gp.likelihood, network.output_shape, outputs)
+    return SampledPredictive(likelihood or gp.likelihood, network.output_shape, outputs)

@@ -32,6 +32,8 @@ class Predictive:
     """J(x)(μ − w), zero at a minimum."""
     latent_covariance: Float[Tensor, "N K K"]
     """J Σ̃ Jᵀ, the covariance of f."""
+    noise_known: bool = True
+    """Whether the likelihood speaks of the noise at these inputs (not if it was given for each training example)."""
 
     def __repr__(self) -> str:
         """One line."""
@@ -50,6 +52,7 @@ class Predictive:
     @property
     def aleatoric_covariance(self) -> Float[Tensor, "N K K"]:
         """Cov(y | f): the noise of the labels."""
+        self._check_noise()
         return self.likelihood.covariance(self.outputs)
 
     @property
@@ -108,10 +111,20 @@ class Predictive:
         return self.latent_mean + (root @ noise).squeeze(-1)
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """y ~ p(y | f) with f ~ N(E f, J Σ̃ Jᵀ), in the form of the targets."""
+        """y ~ p(y | f) with f ~ N(E f, J Σ̃ Jᵀ): S × N labels, or S × N outputs in the shape of the network's."""
+        self._check_noise()
         generator = own_generator(generator, self.outputs.device)
         latents = self.sample_latent(num_samples, generator)
-        return torch.cat([self.likelihood.sample(f, 1, generator) for f in latents])
+        draws = torch.cat([self.likelihood.sample(f, 1, generator) for f in latents])
+        whole = draws.shape[2:] == self.outputs.shape[1:]
+        return draws.reshape(*draws.shape[:2], *self.output_shape) if whole else draws
+
+    def _check_noise(self) -> None:
+        if not self.noise_known:
+            raise InputError(
+                "The noise of this GP was given for each training example, which says nothing of other inputs. Pass "
+                "that of these: predict(inputs, likelihood=GaussianLikelihood(sigma_for_these_inputs))."
+            )
 
     def _shaped(self, values: Float[Tensor, "N K"]) -> Tensor:
         return values.reshape(len(values), *self.output_shape)

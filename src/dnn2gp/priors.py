@@ -55,7 +55,7 @@ def _real(value: object, expected: str) -> Tensor:
     if isinstance(value, Real) and not isinstance(value, bool):
         return torch.tensor(float(value), dtype=torch.float64)
     if isinstance(value, Tensor) and not value.is_complex() and value.dtype != torch.bool:
-        return value
+        return value.detach()
     kind = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else repr(value)
     raise InputError(f"prior_precision: expected {expected}; got {kind}. Use e.g. prior_precision=1.0.")
 

@@ -66,7 +66,7 @@ def load(
     file = file.to(function.device)
     inputs = function.check_inputs(inputs)
     jacobian = JacobianFeatures(function, inputs, memory_budget=memory_budget)
-    expansion = _expansion(header["features"], file.part("expansion"), jacobian, inputs)
+    expansion = _expansion(header, file.part("expansion"), jacobian, inputs)
     prior = file.part("prior")
     model = LinearModel(expansion, Gaussian(prior["mean"], Structure.kinds[header["prior"]].from_state(prior)))
     inference = Inference.kinds[header["inference"]].restored(model, header["structure"], file.part("inference"))
@@ -85,6 +85,7 @@ def _pack(gp: GaussianProcess) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "trainable": list(gp.network.layout.names),
         "inputs": _form(features.form if isinstance(features, GradientFeatures) else expansion.inputs),
         "features": "gradient" if gradient else "jacobian",
+        "quadratic": expansion.quadratic,
         "prior": prior.precision.name,
         "inference": gp.inference.name,
         "structure": gp.inference.structure,
@@ -178,6 +179,7 @@ def _header(path: Path, text: str, tensors: dict[str, Tensor]) -> dict[str, Any]
         "trainable": _names(header.get("trainable"), weights),
         "inputs": header.get("inputs") in ["tensor", "tuple", "list"] or _names(header.get("inputs")),
         "features": header.get("features") in ["jacobian", "gradient"],
+        "quadratic": isinstance(header.get("quadratic"), bool),
         "prior": header.get("prior") in structures,
         "inference": header.get("inference") in list(Inference.kinds),
         "structure": header.get("structure") in structures,
@@ -209,7 +211,9 @@ def _likelihood(given: Likelihood | None, name: str, state: dict[str, Tensor]) -
     if given is not None:
         if not isinstance(given, Likelihood):
             raise InputError(f"likelihood: expected a dnn2gp likelihood (an instance); got {given!r}.")
-        return given
+        if given.name != name:
+            raise InputError(f"likelihood: the GP was saved with a {name!r} likelihood; got a {given.name!r} one.")
+        return given.detached()
     if name == CustomLikelihood.name:
         raise InputError(
             "The GP was saved with a custom likelihood, which is code and in no file: "
@@ -218,13 +222,15 @@ def _likelihood(given: Likelihood | None, name: str, state: dict[str, Tensor]) -
     return likelihood_from_state(name, state)
 
 
-def _expansion(kind: str, state: dict[str, Tensor], jacobian: JacobianFeatures, inputs: Inputs) -> Expansion:
+def _expansion(
+    header: dict[str, Any], state: dict[str, Tensor], jacobian: JacobianFeatures, inputs: Inputs
+) -> Expansion:
     residual, root, log_likelihood = (state[name] for name in ("residual", "root", "log_likelihood"))
     features: FeatureMap = jacobian
-    if kind == "gradient":
+    if header["features"] == "gradient":
         features = GradientFeatures(jacobian, inputs)
         inputs, residual = GradientFeatures.pair(inputs, residual), residual.new_ones(len(residual), 1)
-    return Expansion(features, inputs, residual, root, jacobian.anchor, log_likelihood)
+    return Expansion(features, inputs, residual, root, jacobian.anchor, log_likelihood, header["quadratic"])
 
 
 def _form(inputs: Inputs) -> str | list[str]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dnn2gp.inputs import Inputs, num_examples, take
 from dnn2gp.memory import chunk_size, chunks, default_budget, require
+from dnn2gp.network import Network
 from dnn2gp.progress import track
 
 
@@ -127,9 +128,9 @@ class FeatureMap(ABC):
         """The memory budget in bytes: the user's, or half of what is free now."""
         return default_budget() if self.memory_budget is None else self.memory_budget
 
-    def chunk(self, inputs: Inputs, share: float = 1.0) -> int:
-        """Examples at a time so that their rows and products stay within a share of the budget."""
-        return self._chunk(inputs, self._COPIES * self.num_outputs * self.num_weights * 8, share)
+    def chunk(self, inputs: Inputs, share: float = 1.0, extra: int = 0) -> int:
+        """Examples at a time so that their rows, products and `extra` bytes each stay within a share of the budget."""
+        return self._chunk(inputs, self._COPIES * self.num_outputs * self.num_weights * 8 + extra, share)
 
     def _chunk(self, inputs: Inputs, bytes_per_example: int, share: float) -> int:
         return chunk_size(num_examples(inputs), bytes_per_example, int(self.budget() * share), "The Jacobian")
@@ -139,6 +140,26 @@ class FeatureMap(ABC):
         parts = list(chunks(num_examples(inputs), size))
         for part in track(parts, what):
             yield part, self.jacobian(take(inputs, part))
+
+
+class NetworkFeatures(FeatureMap):
+    """φ_w(x)ᵀ = J_w(x), the Jacobian of a network at the anchor, however it is made: what a GP predicts with."""
+
+    network: Network
+
+    @abstractmethod
+    def outputs(self, inputs: Inputs) -> Float[Tensor, "N K"]:
+        """f_w(x) at the anchor."""
+
+    @abstractmethod
+    def pull_each(self, inputs: Inputs, cotangents: Float[Tensor, "N K"]) -> Float[Tensor, "N P"]:
+        """J(xᵢ)ᵀ uᵢ of each example apart."""
+
+    @abstractmethod
+    def residual_curvature(
+        self, inputs: Inputs, residual: Float[Tensor, "N K"], vectors: Float[Tensor, "P S"]
+    ) -> Float[Tensor, "P S"]:
+        """Σᵢ (∇²_ww f_w(xᵢ) · rᵢ) v, the second term of the Hessian in Eq. (6)."""
 
 
 class _Blocks:

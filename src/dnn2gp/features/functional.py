@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import jacrev, jvp, vjp, vmap
 
 from dnn2gp.errors import NetworkError
-from dnn2gp.features.base import FeatureMap
+from dnn2gp.features.base import NetworkFeatures
 from dnn2gp.inputs import Inputs, map_inputs, num_examples, take
 from dnn2gp.memory import check_budget, chunk_size, chunks
 from dnn2gp.network import Network
@@ -20,7 +20,7 @@ from dnn2gp.network import Network
 _PASS = 512
 
 
-class JacobianFeatures(FeatureMap):
+class JacobianFeatures(NetworkFeatures):
     """φ_w(x)ᵀ = J_w(x) = ∇_w f_w(x)ᵀ ∈ R^{K×P}, Eq. (6): the neural tangent features, for any network.
 
     Nothing can be differentiated in torch.inference_mode(), so each method leaves it for its own duration.
@@ -104,7 +104,7 @@ class JacobianFeatures(FeatureMap):
     ) -> Float[Tensor, "P S"]:
         """Σᵢ (∇²_ww f_w(xᵢ) · rᵢ) v, the second term of the Hessian in Eq. (6), by differentiating Jᵀr once more."""
         total = torch.zeros_like(vectors)
-        for part in self._passes(inputs):
+        for part in self._passes(inputs, copies=6):
             with torch.enable_grad():
                 weights = self.anchor.detach().requires_grad_(True)
                 outputs = self.network(weights, take(inputs, part))
@@ -113,15 +113,15 @@ class JacobianFeatures(FeatureMap):
                     total += torch.stack([_pull(first, weights, column) for column in vectors.unbind(1)], -1)
         return total
 
-    def chunk(self, inputs: Inputs, share: float = 1.0) -> int:
+    def chunk(self, inputs: Inputs, share: float = 1.0, extra: int = 0) -> int:
         """Examples at a time, counting the activations that a batched backward pass of K cotangents holds."""
         own = self._COPIES * self.num_outputs * self.num_weights * 8
         passes = self.anchor.element_size() * (self._saved + 4 * self.num_outputs * self._largest)
-        return self._chunk(inputs, own + passes, share)
+        return self._chunk(inputs, own + passes + extra, share)
 
-    def _passes(self, inputs: Inputs) -> Iterator[slice]:
-        """Batches for a plain pass, whose activations (and their gradients or tangents) stay within the budget."""
-        activations = 2 * self.anchor.element_size() * max(1, self._saved)
+    def _passes(self, inputs: Inputs, copies: int = 2) -> Iterator[slice]:
+        """Batches for a plain pass, whose activations and `copies` − 1 of their derivatives stay within the budget."""
+        activations = copies * self.anchor.element_size() * max(1, self._saved)
         size = chunk_size(num_examples(inputs), activations, self.budget(), "A pass through the network")
         return chunks(num_examples(inputs), min(size, _PASS))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.features.base import FeatureMap
-from dnn2gp.features.functional import JacobianFeatures
+from dnn2gp.features.base import FeatureMap, NetworkFeatures
 from dnn2gp.inputs import Inputs, leaves
 
 
@@ -16,7 +15,7 @@ class GradientFeatures(FeatureMap):
     An example is x with the residual r_w(x, y) that it has at the anchor: the tuple that `pair` makes.
     """
 
-    def __init__(self, jacobian: JacobianFeatures, form: Inputs) -> None:
+    def __init__(self, jacobian: NetworkFeatures, form: Inputs) -> None:
         """Gradients at the anchor of `jacobian`; `form` shows how the inputs x are packed."""
         self.jacobian_features = jacobian
         self.anchor, self.memory_budget = jacobian.anchor, jacobian.memory_budget
@@ -30,10 +29,12 @@ class GradientFeatures(FeatureMap):
 
     def jacobian(self, inputs: Inputs) -> Float[Tensor, "N 1 P"]:
         """gᵢᵀ of each example."""
-        *xs, residual = leaves(inputs)
-        return self.jacobian_features.pull_each(self._unpack(xs), residual).unsqueeze(1)
+        residual = leaves(inputs)[-1]
+        return self.jacobian_features.pull_each(self.examples(inputs), residual).unsqueeze(1)
 
-    def _unpack(self, xs: list[Tensor]) -> Inputs:
+    def examples(self, inputs: Inputs) -> Inputs:
+        """x of each pair, packed as the network takes it."""
+        xs = leaves(inputs)[:-1]
         if isinstance(self.form, Tensor):
             return xs[0]
         if isinstance(self.form, dict):

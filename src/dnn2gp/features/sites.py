@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dnn2gp.features.base import FeatureMap, Whitener
 from dnn2gp.inputs import Inputs, num_examples, take
-from dnn2gp.memory import chunks, require
+from dnn2gp.memory import chunks
 from dnn2gp.progress import track
 
 # The share of the memory budget that the rows of the training data may hold between predictions.
@@ -75,16 +75,6 @@ class SiteFeatures:
         if self._rows is None or other._rows is None:
             return None
         return torch.cat([self._rows, other._rows])
-
-    def all_rows(self) -> Float[Tensor, "M P"]:
-        """Φ in memory, or an error with the figures."""
-        require(
-            2 * 8 * self.size * self.features.num_weights,
-            self.features.budget(),
-            f"Keeping the features of {self.size} sites and {self.features.num_weights} weights",
-            "Use inference=WeightSpace.",
-        )
-        return torch.cat([block for _, block in self.blocks()])
 
     def blocks(self) -> Iterator[tuple[slice, Float[Tensor, "m P"]]]:
         """Consecutive blocks of rows of Φ, in float64."""

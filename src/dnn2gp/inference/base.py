@@ -97,17 +97,23 @@ class Inference(ABC):
         """The name of the posterior's structure; dense, i.e. exact, unless a user chose another."""
         return "dense"
 
+    @property
+    def exact(self) -> bool:
+        """Whether mean and covariance are those of the linear model, and not a structure's approximation of them."""
+        return True
+
     @cached_property
     def step(self) -> Float[Tensor, " P"]:
         """Σ̃ ∇ℓ̄(w), the Gauss-Newton step from the anchor to the posterior mean, in float64."""
         return self.covariance_matmul(self.model.gradient[:, None])[:, 0]
 
     def step_bound(self) -> float:
-        """√(gᵀ Σ̃ g), g = ∇ℓ̄(w): no output anywhere moves by more posterior standard deviations in the step.
+        """√(gᵀ Σ̃ g), g = ∇ℓ̄(w): no output moves by more posterior standard deviations in the step Σ̃ g.
 
         |aᵀ Σ̃ g| ≤ √(aᵀ Σ̃ a) √(gᵀ Σ̃ g) for every row a of every Jacobian, by Cauchy and Schwarz.
         """
-        return max(0.0, (self.model.gradient @ self.step).item()) ** 0.5
+        moved = self.covariance_matmul(self.model.gradient[:, None])[:, 0]
+        return max(0.0, (self.model.gradient @ moved).item()) ** 0.5
 
     @cached_property
     def mean(self) -> Float[Tensor, " P"]:

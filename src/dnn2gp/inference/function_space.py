@@ -36,15 +36,8 @@ class FunctionSpace(Inference):
         """Form and factorise A = L Lᵀ, unless the factor is given."""
         self.model = model
         self.precision = model.prior.precision.double()
-        expansion, size = model.expansion, model.expansion.num_sites
-        weights = expansion.features.num_weights
-        instead = (
-            f"Weight space (inference=WeightSpace) needs a {weights} × {weights} matrix instead."
-            if weights < size
-            else "Use fewer of the data, or freeze layers (requires_grad_(False)) with inference=WeightSpace."
-        )
-        what = f"The kernel matrix of {expansion.num_examples} examples ({size} × {size})"
-        require(3 * 8 * size**2, expansion.features.budget(), what, instead)
+        expansion = model.expansion
+        _require(expansion, expansion.num_sites)
         self.sites = sites or SiteFeatures(expansion.features, expansion.inputs, expansion.root, self.precision)
         if factor is None:
             matrix = self.sites.gram()
@@ -84,10 +77,13 @@ class FunctionSpace(Inference):
         return 2 * self.factor.diagonal().log().sum()
 
     def weight_variances(self) -> Float[Tensor, " P"]:
-        """diag(Σ̃) = diag(V) − Σ_m (L⁻¹ SᵀJ V)²_mp."""
-        prior = self.precision
-        rows = prior.unwhiten(self.sites.all_rows().double().T).T
-        return prior.inverse_diagonal().double() - self._solve(rows).square().sum(0)
+        """diag(Σ̃) = diag(V) − diag(V JᵀS A⁻¹ SᵀJ V), from pairs of blocks of rows."""
+        inverse = torch.cholesky_inverse(self.factor)
+        explained = torch.zeros(self.precision.size, dtype=torch.float64, device=self.factor.device)
+        for rows, left in self.sites.blocks():
+            mixed = sum(inverse[rows, columns] @ right for columns, right in self.sites.blocks())
+            explained += (self.precision.unwhiten(left.T) * self.precision.unwhiten(torch.as_tensor(mixed).T)).sum(1)
+        return self.precision.inverse_diagonal().double() - explained
 
     def sample_weights(self, num_samples: int, generator: torch.Generator | None) -> Float[Tensor, "S P"]:
         """Matheron's rule: w = μ + V^{½} (ζ − Φᵀ A⁻¹ (Φ ζ + ε)), with ζ and ε standard normal."""
@@ -101,6 +97,7 @@ class FunctionSpace(Inference):
         """One more block row of the Cholesky factor: the old block is not touched."""
         new = SiteFeatures(expansion.features, expansion.inputs, expansion.root, self.precision)
         old_size, new_size = len(self.factor), new.size
+        _require(expansion, old_size + new_size)
         cross = torch.cat([self.sites.cross(block.unsqueeze(1))[:, 0] for _, block in new.blocks()]).double()
         edge = self._solve(cross.T)
         schur = new.gram() - edge.T @ edge
@@ -134,7 +131,9 @@ class FunctionSpace(Inference):
         return torch.cat([self._reduce(white) for white in track(whites, "cross kernel", total=len(parts))])
 
     def _parts(self, features: FeatureMap, inputs: Inputs) -> list[slice]:
-        return list(chunks(num_examples(inputs), features.chunk(inputs, 0.25)))
+        """Chunks of test inputs, counting the K × M cross kernel of each with the data, its solve and a copy."""
+        extra = 3 * 8 * features.num_outputs * len(self.factor)
+        return list(chunks(num_examples(inputs), features.chunk(inputs, 0.25, extra)))
 
     def _reduce(self, white: Float[Tensor, "n K P"]) -> Float[Tensor, "n K M"]:
         cross = self.sites.cross(white).double()
@@ -143,3 +142,15 @@ class FunctionSpace(Inference):
     def _solve(self, right: Float[Tensor, "M S"]) -> Float[Tensor, "M S"]:
         """L⁻¹ b."""
         return torch.linalg.solve_triangular(self.factor, right, upper=False)
+
+
+def _require(expansion: Expansion, size: int) -> None:
+    """Raise unless three matrices of the size of the sites fit into the budget."""
+    weights = expansion.features.num_weights
+    instead = (
+        f"Weight space (inference=WeightSpace) needs a {weights} × {weights} matrix instead."
+        if weights < size
+        else "Use fewer of the data, or freeze layers (requires_grad_(False)) with inference=WeightSpace."
+    )
+    what = f"The kernel matrix of the data ({size} × {size})"
+    require(3 * 8 * size**2, expansion.features.budget(), what, instead)

@@ -89,3 +89,8 @@ class WeightSpace(Inference):
     def structure(self) -> str:
         """The structure of the precision."""
         return self.precision.name
+
+    @property
+    def exact(self) -> bool:
+        """Whether the structure can hold every V⁻¹ + JᵀΛJ."""
+        return self.precision.exact

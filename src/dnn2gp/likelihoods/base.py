@@ -70,17 +70,22 @@ class Likelihood(ABC):
     ) -> Shaped[Tensor, "S N ..."]:
         """Draws of y ~ p(y|f) in canonical form. Without a generator: a fresh seed; the global RNG is left alone."""
 
-    @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """The parameters as named tensors, detached, for saving."""
+        """The parameters as named tensors, detached, for saving; none unless a subclass has some."""
+        return {}
 
     @classmethod
-    @abstractmethod
     def from_state(cls, state: dict[str, Tensor]) -> Likelihood:
         """The likelihood whose `state` this is."""
+        check_state_keys(cls.name, state, set())
+        return cls()
 
     def take(self, index: slice | Shaped[Tensor, " M"]) -> Likelihood:
         """The likelihood of these examples only; itself, unless it has per-example parameters."""
+        return self
+
+    def detached(self) -> Likelihood:
+        """The likelihood with parameters that carry no gradient; itself, unless it has such."""
         return self
 
     @property

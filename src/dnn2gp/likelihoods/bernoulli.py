@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from dnn2gp.likelihoods.base import ClassificationLikelihood, check_state_keys
+from dnn2gp.likelihoods.base import ClassificationLikelihood
 from dnn2gp.likelihoods.targets import require, require_columns, require_real, require_targets
 from dnn2gp.randomness import own_generator
 
@@ -79,13 +79,3 @@ class BernoulliLikelihood(ClassificationLikelihood):
         """y_k ~ Bernoulli(σ(f_k))."""
         probabilities = torch.sigmoid(f).expand(num_samples, *f.shape)
         return torch.bernoulli(probabilities, generator=own_generator(generator, f.device))
-
-    def state(self) -> dict[str, Tensor]:
-        """No parameters."""
-        return {}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Tensor]) -> BernoulliLikelihood:
-        """The likelihood; it has no parameters."""
-        check_state_keys(cls.name, state, set())
-        return cls()

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dnn2gp.errors import InputError
-from dnn2gp.likelihoods.base import ClassificationLikelihood, check_state_keys
+from dnn2gp.likelihoods.base import ClassificationLikelihood
 from dnn2gp.likelihoods.targets import describe, require, require_targets
 from dnn2gp.randomness import own_generator
 
@@ -95,16 +95,6 @@ class CategoricalLikelihood(ClassificationLikelihood):
         """y ~ Categorical(softmax(f))."""
         generator = own_generator(generator, f.device)
         return torch.multinomial(self.mean(f), num_samples, replacement=True, generator=generator).mT.contiguous()
-
-    def state(self) -> dict[str, Tensor]:
-        """No parameters."""
-        return {}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Tensor]) -> CategoricalLikelihood:
-        """The likelihood; it has no parameters."""
-        check_state_keys(cls.name, state, set())
-        return cls()
 
 
 def _root_probabilities(f: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:

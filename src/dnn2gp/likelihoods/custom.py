@@ -35,7 +35,8 @@ class CustomLikelihood(Likelihood):
                     an exponential family with mean h(f), and a local approximation otherwise.
     sample          (f (N, K), num_samples, generator) -> (num_samples, N, ...), drawn from this generator.
 
-    Λ may depend on y. Without targets it is evaluated at y = h(f).
+    Λ may depend on y. Without targets it is evaluated at y = h(f); if y has further columns that the loss needs, give
+    `covariance`, which the default cannot know then.
     """
 
     name: ClassVar[str] = "custom"

@@ -88,6 +88,10 @@ class GaussianLikelihood(Likelihood):
         """Whether σ is N × 1 or N × K."""
         return self.sigma.ndim == 2
 
+    def detached(self) -> GaussianLikelihood:
+        """The same σ, outside of any graph."""
+        return GaussianLikelihood(self.sigma.detach()) if self.sigma.requires_grad else self
+
     def take(self, index: slice | Shaped[Tensor, " M"]) -> GaussianLikelihood:
         """The rows of a per-example σ; the likelihood itself for a shared σ."""
         return GaussianLikelihood(self.sigma[index]) if self.sigma.ndim == 2 else self
@@ -138,7 +142,7 @@ def _check_fit(sigma: Tensor, num_examples: int, num_outputs: int) -> None:
     if sigma.ndim == 2 and sigma.shape[0] != num_examples:
         raise InputError(
             f"this likelihood has a sigma for each of {sigma.shape[0]} examples, but was applied to {num_examples}. "
-            "Pass likelihood=GaussianLikelihood(sigma_for_these_points) to predict."
+            "Pass likelihood=GaussianLikelihood(sigma_for_these_points) with them."
         )
     if sigma.ndim == 2 and sigma.shape[1] not in (1, num_outputs):
         raise InputError(

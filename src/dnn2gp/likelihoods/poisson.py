@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.likelihoods.base import Likelihood, check_state_keys
+from dnn2gp.likelihoods.base import Likelihood
 from dnn2gp.likelihoods.targets import require, require_columns, require_finite, require_real, require_targets
 from dnn2gp.randomness import own_generator
 
@@ -77,13 +77,3 @@ class PoissonLikelihood(Likelihood):
         """y_k ~ Poisson(e^{f_k})."""
         rates = f.exp().expand(num_samples, *f.shape)
         return torch.poisson(rates, generator=own_generator(generator, f.device))
-
-    def state(self) -> dict[str, Tensor]:
-        """No parameters."""
-        return {}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Tensor]) -> PoissonLikelihood:
-        """The likelihood; it has no parameters."""
-        check_state_keys(cls.name, state, set())
-        return cls()
