@@ -143,7 +143,14 @@ def test_an_interrupt_while_a_picture_is_saved_leaves_whole_files_only(
 def test_ctrl_c_of_a_real_process(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-c", "from dnn2gp.cli import main; main()", "demo", "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # even if it was ignored
+    )
     try:
         deadline = time.monotonic() + 60
         while not out.exists() and time.monotonic() < deadline:

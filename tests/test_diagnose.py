@@ -118,13 +118,36 @@ def test_float32_is_no_cause_for_alarm():
     assert diagnose(gp).spaces_gap < 1e-3
 
 
-def test_gradient_features_and_other_structures_can_be_diagnosed():
+def test_gradient_features_move_the_outputs_of_the_network():
     case = problem("categorical", 8, 3)
-    data = (case.x, case.y)
-    fisher = diagnose(convert(case.module, data, case.likelihood, case.delta, expansion=Expansion.empirical_fisher))
-    assert fisher.curvature_gap is None
-    assert "not available" in str(fisher)
-    assert diagnose(convert(case.module, data, case.likelihood, case.delta, structure=Diagonal)).step_weights == 0
+    gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, expansion=Expansion.empirical_fisher)
+    report = diagnose(gp)
+    J, r, _ = case.parts()
+    gradients = torch.einsum("nkp,nk->np", J, r)
+    covariance = torch.linalg.inv(gradients.T @ gradients + torch.diag(case.delta))
+    moves = J @ covariance @ (gradients.sum(0) + case.delta * case.weights)
+    variances = torch.einsum("nkp,pq,nkq->nk", J, covariance, J)
+    assert report.step_outputs == pytest.approx((moves.square().mean() / variances.mean()).sqrt().item(), rel=1e-8)
+    assert report.curvature_gap is None
+    assert "not available" in str(report)
+
+
+def test_a_diagonal_posterior_is_not_excused():
+    case = problem("gaussian", 30)
+    data = (case.x, case.y + 10)
+    report = diagnose(convert(case.module, data, case.likelihood, case.delta, structure=Diagonal))
+    assert not report.exact
+    assert report.verdict == "bad"
+    assert "[bad] gradient of the loss" in str(report)
+    assert "the GP's mean stays at the network" in str(report)
+
+
+def test_bad_conditioning_shows_as_a_gap_between_the_spaces():
+    case = problem("gaussian", 20)
+    gp = convert(case.module, (case.x, case.y), GaussianLikelihood(1e-5), 1e-3, inference=FunctionSpace)
+    report = diagnose(gp)
+    assert report.spaces_gap > 1e-6
+    assert "badly conditioned" in str(report)
 
 
 def test_the_same_network_gives_the_same_report_and_the_grades_follow_the_numbers():

@@ -17,10 +17,13 @@ def test_the_limit_of_a_container_counts(tmp_path):
     assert _container_limit(tmp_path) == sys.maxsize  # no control group
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("400\n")
+    (tmp_path / "memory.stat").write_text("anon 150\ninactive_file 0\n")
     assert _container_limit(tmp_path) == sys.maxsize
     (tmp_path / "memory.max").write_text("1000\n")
     assert _container_limit(tmp_path) == 600
-    (tmp_path / "memory.max").write_text("300\n")
+    (tmp_path / "memory.stat").write_text("anon 150\ninactive_file 250\n")  # cached files can be given up
+    assert _container_limit(tmp_path) == 850
+    (tmp_path / "memory.max").write_text("100\n")
     assert _container_limit(tmp_path) == 0
 
 

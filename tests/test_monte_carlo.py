@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dnn2gp import Dense, Diagonal, convert, laplace, sample_network
+from dnn2gp import Dense, Diagonal, FunctionSpace, GaussianLikelihood, convert, laplace, sample_network
 
 from problems import functional, problem
 
@@ -29,13 +29,24 @@ def test_moments_over_sampled_networks(kind, structure):
     torch.testing.assert_close(found.aleatoric, noise.mean(0), rtol=1e-10, atol=1e-12)
 
 
+def test_by_default_the_posterior_of_the_gp_is_sampled_without_forming_it():
+    """In function space P × P never appears: LeNet-sized networks can be sampled."""
+    case = problem("gaussian", 4)
+    gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=FunctionSpace)
+    found = sample_network(gp, case.x_test, 30, generator=torch.Generator().manual_seed(0))
+    weights = gp.inference.sample_weights(30, torch.Generator().manual_seed(0))
+    expected = torch.stack([functional(case.module, w, case.x_test) for w in weights])
+    torch.testing.assert_close(found.outputs, expected, rtol=1e-12, atol=1e-12)
+    assert "posterior" not in vars(gp)  # the cached dense posterior
+    noisy = sample_network(gp, case.x_test, 3, likelihood=GaussianLikelihood(0.7))
+    torch.testing.assert_close(noisy.aleatoric, torch.full((4, 2), 0.49, dtype=torch.float64))
+
+
 def test_a_linear_network_sampled_has_the_moments_of_the_gp():
     """Where the network is linear, sampling weights and the GP are one, up to the Monte Carlo error."""
     torch.manual_seed(0)
     network = torch.nn.Linear(2, 1).double()
     x, y = torch.randn(6, 2, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
-    from dnn2gp import GaussianLikelihood
-
     gp = convert(network, (x, y), GaussianLikelihood(0.5), 1.0)
     found = sample_network(gp, x, 20_000, generator=torch.Generator().manual_seed(0))
     exact = gp.predict(x)

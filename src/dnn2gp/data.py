@@ -13,6 +13,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
+    IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
     TensorDataset,
@@ -157,6 +158,11 @@ def _batch(position: int, batch: object) -> Data:
 def _probe_order(data: Iterable) -> None:
     if _shuffles(data):
         raise InputError(_UNSTABLE)
+    if isinstance(data, DataLoader) and data.drop_last and not isinstance(data.dataset, IterableDataset):
+        raise InputError(
+            "data: the loader has drop_last=True, which leaves examples out without a word. Pass "
+            "DataLoader(..., drop_last=False), or the Dataset itself (loader.dataset)."
+        )
     first, second = (next(iter(data), None) for _ in range(2))
     if first is None:
         raise InputError(

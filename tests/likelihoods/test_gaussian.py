@@ -99,7 +99,7 @@ def test_a_per_example_sigma_for_other_examples_is_refused() -> None:
         with pytest.raises(
             InputError,
             match=r"for each of 4 examples, but was applied to 5\. Pass "
-            r"likelihood=GaussianLikelihood\(sigma_for_these_points\) to predict",
+            r"likelihood=GaussianLikelihood\(sigma_for_these_points\) with them",
         ):
             call()
 

@@ -106,7 +106,7 @@ def test_empty() -> None:
     refused((torch.zeros(0, 3).double(), torch.zeros(0, 2).double()), "inputs: expected at least one example; got none")
     refused([], "expected at least one batch; the loader is empty.*drop_last")
     refused(Rows(num=0), "expected at least one batch; the loader is empty")
-    refused(DataLoader(Rows(), batch_size=20, drop_last=True), "the loader is empty.*drop_last")
+    refused(DataLoader(Rows(), batch_size=20, drop_last=True), "the loader has drop_last=True")
     refused(((), regression()[1]), "inputs: expected at least one tensor; got an empty tuple")
 
 
@@ -263,3 +263,10 @@ def test_bad_data_for_condition() -> None:
         with untouched(module), pytest.raises(InputError, match=match):
             gp.condition(data)
     assert torch.equal(gp.predict(x).mean, convert(module, (x, y), NOISE, DELTA).predict(x).mean)
+
+
+def test_a_loader_that_drops_the_last_batch_is_refused() -> None:
+    x, y = regression()
+    module = mlp()
+    with untouched(module), pytest.raises(InputError, match=r"drop_last=True.*loader\.dataset"):
+        convert(module, DataLoader(TensorDataset(x, y), batch_size=4, drop_last=True), NOISE, DELTA)

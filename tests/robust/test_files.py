@@ -428,3 +428,10 @@ def test_the_loaded_gp_owns_its_weights(saved) -> None:
     assert torch.equal(loaded.predict(x).variance, expected.variance)
     assert isinstance(copy.copy(loaded).model.prior.precision, Diagonal)
     assert isinstance(loaded.posterior.precision, Dense)
+
+
+def test_a_likelihood_of_another_kind_is_refused(path) -> None:
+    x, y = regression()
+    save(convert(mlp(), (x, y), NOISE, DELTA), path)
+    with pytest.raises(InputError, match="saved with a 'gaussian' likelihood; got a 'bernoulli' one"):
+        load(path, fresh(), likelihood=BernoulliLikelihood())

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarnin
         ),
         (
             {"inference": FunctionSpace},
-            r"kernel matrix of 10 examples \(20 × 20\) needs 9.6 kB, more than .* 2 kB.*WeightSpace",
+            r"kernel matrix of the data \(20 × 20\) needs 9.6 kB, more than .* 2 kB.*WeightSpace",
         ),
         ({}, r"needs 9.6 kB, more than the memory budget of 2 kB"),
     ],

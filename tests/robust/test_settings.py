@@ -190,7 +190,10 @@ def test_noise_of_each_example_needs_a_likelihood_at_prediction() -> None:
         untouched(module),
         pytest.raises(InputError, match=r"given for each training example.*likelihood=GaussianLikelihood"),
     ):
-        gp.predict(x)  # even for as many inputs as there were examples
+        _ = gp.predict(x).variance  # even for as many inputs as there were examples
+    assert gp.predict(x).epistemic.shape == (10, 2)  # which needs no noise
+    with pytest.raises(InputError, match="given for each training example"):
+        gp.predict(x).sample(1)
     prediction = gp.predict(x[:4], likelihood=GaussianLikelihood(torch.full((4, 1), 0.1)))
     torch.testing.assert_close(prediction.aleatoric, torch.full((4, 2), 0.01, dtype=torch.float64))
 
@@ -256,3 +259,14 @@ def test_one_example_one_output_one_weight(inference) -> None:
         prediction = convert(module, (x, y), NOISE, DELTA, inference=inference).predict(x)
     expected = x**2 / (DELTA + x**2 / 0.25)
     torch.testing.assert_close(prediction.epistemic, expected)
+
+
+def test_sigma_and_delta_with_gradients_leave_none_in_the_results() -> None:
+    module, (x, y) = mlp(), regression()
+    sigma = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    delta = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    with untouched(module):
+        gp = convert(module, (x, y), GaussianLikelihood(sigma), delta)
+        prediction = gp.predict(x)
+        for value in (prediction.mean, prediction.epistemic, prediction.aleatoric, gp.covariance(x), gp.kernel.full(x)):
+            assert not value.requires_grad

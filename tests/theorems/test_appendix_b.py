@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from dnn2gp import FunctionSpace, GaussianLikelihood, WeightSpace, convert
+from dnn2gp.errors import NotPositiveDefiniteError
+from dnn2gp.predictive import psd_root
 
 from problems import problem
 from reference import brute_force
@@ -24,7 +27,7 @@ def parts(case):
 @pytest.mark.parametrize("space", [WeightSpace, FunctionSpace])
 @pytest.mark.parametrize(("kind", "outputs"), [("bernoulli", 1), ("categorical", 4)])
 def test_classification_variance_is_noise_plus_noise_j_sigma_j_noise(kind, outputs, space):
-    """Eq. (B.8): y ~ N(p, Λ + Λ J Σ̃ Jᵀ Λ) at a minimum, with Λ = diag p − ppᵀ (p(1−p) for one logit)."""
+    """Eq. (48): y ~ N(p, Λ + Λ J Σ̃ Jᵀ Λ) at a minimum, with Λ = diag p − ppᵀ (p(1−p) for one logit)."""
     case = problem(kind, 8, outputs).at_minimum()
     f, spread, _ = parts(case)
     p = torch.softmax(f, 1) if kind == "categorical" else 1 / (1 + torch.exp(-f))
@@ -125,6 +128,22 @@ def test_samples_of_y_have_the_predictive_moments():
     variance = spread.diagonal(dim1=1, dim2=2) + 0.3**2
     assert ((y.mean(0) - f - shift) / (variance / 20_000).sqrt()).abs().max() < 4.5
     assert ((y.var(0) - variance) / (variance * (2 / 20_000) ** 0.5)).abs().max() < 4.5
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+def test_samples_of_y_have_the_shape_of_the_outputs(kind):
+    case = problem(kind, 8, 6 if kind == "gaussian" else 3)
+    module = nn.Sequential(case.module, nn.Unflatten(1, (2, 3))) if kind == "gaussian" else case.module
+    prediction = convert(module, (case.x, case.y), case.likelihood, case.delta).predict(case.x_test)
+    assert prediction.sample(5).shape == ((5, 4, 2, 3) if kind == "gaussian" else (5, 4))
+
+
+def test_a_covariance_that_is_none_is_refused():
+    root = torch.tensor([[1.0, 0.0], [0.0, -1e-3]], dtype=torch.float64)
+    with pytest.raises(NotPositiveDefiniteError, match=r"eigenvalue -0\.001"):
+        psd_root(root)
+    rounding = torch.tensor([[1.0, 1.0], [1.0, 1.0 - 1e-15]], dtype=torch.float64)
+    torch.testing.assert_close(psd_root(rounding) @ psd_root(rounding).T, rounding, rtol=0, atol=1e-14)
 
 
 def test_noise_at_the_test_inputs_can_be_given():

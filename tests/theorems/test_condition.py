@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dnn2gp import Diagonal, FunctionSpace, WeightSpace, convert
+from dnn2gp import (
+    BernoulliLikelihood,
+    Diagonal,
+    Expansion,
+    FunctionSpace,
+    GaussianLikelihood,
+    WeightSpace,
+    convert,
+)
+from dnn2gp.errors import InputError
 
 from problems import KINDS, problem
 from reference import brute_force
@@ -13,7 +22,7 @@ from reference import brute_force
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
 
 
-@pytest.mark.parametrize("options", [{"inference": WeightSpace}, {"inference": FunctionSpace}, {"structure": Diagonal}])
+@pytest.mark.parametrize("options", [{"inference": WeightSpace}, {"inference": FunctionSpace}])
 @pytest.mark.parametrize("kind", KINDS)
 def test_conditioning_is_having_had_the_data_at_once(kind, options):
     case = problem(kind, 9)
@@ -47,8 +56,6 @@ def test_conditioning_shrinks_the_uncertainty_as_brute_force_says():
 
 
 def test_one_new_example_may_carry_its_own_noise():
-    from dnn2gp import GaussianLikelihood
-
     case = problem("gaussian", 6)
     gp = convert(case.module, (case.x[:5], case.y[:5]), case.likelihood, case.delta)
     precise = gp.condition((case.x_test[:1], torch.zeros(1, 2, dtype=torch.float64)), GaussianLikelihood(1e-3))
@@ -56,3 +63,41 @@ def test_one_new_example_may_carry_its_own_noise():
         precise.predict(case.x_test[:1]).latent_mean, torch.zeros(1, 2, dtype=torch.float64), rtol=0, atol=1e-4
     )
     assert precise.predict(case.x_test[:1]).epistemic.max() < 1e-5
+
+
+@pytest.mark.parametrize("space", [WeightSpace, FunctionSpace])
+def test_noise_of_its_own_leaves_an_exact_evidence_and_no_gradient_in_sigma(space):
+    """Two σ: the evidence is log N(ỹ | 0, K + Λ⁻¹) with both; the σ of the first data is not that of all."""
+    case = problem("gaussian", 9)
+    gp = convert(case.module, (case.x[:5], case.y[:5]), GaussianLikelihood(0.3), case.delta, inference=space)
+    more = gp.condition((case.x[5:], case.y[5:]), GaussianLikelihood(1.5))
+    sigma = torch.tensor([0.3] * 5 + [1.5] * 4, dtype=torch.float64)[:, None].expand(9, 2)
+    whole = convert(case.module, (case.x, case.y), GaussianLikelihood(sigma), case.delta, inference=space)
+    assert more.evidence().value == pytest.approx(whole.evidence().value, rel=1e-9)
+    assert gp.evidence_gradient().sigma is not None
+    assert more.evidence_gradient().sigma is None
+    same = gp.condition((case.x[5:], case.y[5:]))
+    assert same.evidence_gradient().sigma is not None
+
+
+def test_with_another_kind_of_likelihood_the_evidence_is_laplaces():
+    case = problem("gaussian", 9, 1)
+    gp = convert(case.module, (case.x[:5], case.y[:5]), GaussianLikelihood(0.3), case.delta)
+    more = gp.condition((case.x[5:], torch.tensor([0, 1, 1, 0])), BernoulliLikelihood())
+    assert more.evidence().value == more.evidence().laplace
+    assert more.evidence().correction > 1e-3
+    assert more.evidence_gradient().sigma is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"structure": Diagonal}, "needs an exact posterior; this one is diagonal"),
+        ({"expansion": Expansion.empirical_fisher}, "this GP has gradient features"),
+    ],
+)
+def test_what_cannot_be_conditioned_says_so(options, message):
+    case = problem("gaussian", 6)
+    gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, **options)
+    with pytest.raises(InputError, match=message):
+        gp.condition((case.x, case.y))

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from dnn2gp import FunctionSpace, LinearModel, WeightSpace, convert, laplace
+from dnn2gp import Diagonal, FunctionSpace, LinearModel, WeightSpace, convert, laplace
 from dnn2gp.errors import NotAMinimumWarning
 
 from problems import KINDS, problem
@@ -79,6 +79,21 @@ def test_step_a_and_step_b_say_the_same(kind):
     torch.testing.assert_close(a.precision.dense(), b.precision.dense(), rtol=0, atol=0)
     assert torch.equal(a.mean, case.weights)
     torch.testing.assert_close(b.mean, gp.inference.mean, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_diagonal_posterior_stays_at_the_network_and_warns_as_an_exact_one_does(kind):
+    """Eq. (4): its mean is the anchor; a gradient is not excused by a step that is not taken."""
+    case = problem(kind)
+    with pytest.warns(NotAMinimumWarning, match="not a minimum"):
+        gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, structure=Diagonal)
+    J, _, Lam = case.parts()
+    precision = (torch.einsum("nkp,nkl,nlq->pq", J, Lam, J) + torch.diag(case.delta)).diagonal()
+    for mean in (gp.inference.mean, gp.posterior.mean, gp.model.posterior(Diagonal).mean):
+        assert torch.equal(mean, case.weights)
+    torch.testing.assert_close(gp.posterior.variances(), 1 / precision, rtol=1e-10, atol=0)
+    gradient = torch.func.grad(case.total_loss)(case.weights)
+    assert gp.inference.step_bound() == pytest.approx((gradient**2 / precision).sum().sqrt().item(), rel=1e-9)
 
 
 def _quiet(case):
