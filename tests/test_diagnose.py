@@ -88,7 +88,7 @@ def test_an_untrained_network_is_not_trusted_and_the_report_says_what_to_do():
     assert not report.trustworthy
     assert "Do not trust this GP yet" in str(report)
     assert "[bad] gradient of the loss" in str(report)
-    assert "→ Train longer" in str(report)
+    assert "→ Train on with all data at once" in str(report)
 
 
 def test_a_saturated_network_is_found_out():
@@ -159,6 +159,9 @@ def test_the_same_network_gives_the_same_report_and_the_grades_follow_the_number
         report, relative_gradient=0.0, step_bound=0.0, step_outputs=0.0, curvature_gap=0.1, uninformative=0.0
     )
     assert fine.verdict == "good"
+    assert replace(fine, relative_gradient=0.9, step_bound=0.4).verdict == "good"
+    assert replace(fine, relative_gradient=0.9, step_bound=9.0).verdict == "caution"
+    assert replace(fine, relative_gradient=0.9, step_bound=9.0, exact=False).verdict == "bad"
     for change in ({"curvature_gap": 1.0}, {"step_outputs": 1.0}, {"uninformative": 0.7}, {"spaces_gap": 1e-4}):
         assert replace(fine, **change).verdict == "caution"
     for change in ({"curvature_gap": 3.0}, {"step_outputs": 3.0}, {"uninformative": 1.0}, {"spaces_gap": 0.1}):

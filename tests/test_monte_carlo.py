@@ -27,6 +27,8 @@ def test_moments_over_sampled_networks(kind, structure):
     torch.testing.assert_close(found.mean, means.mean(0), rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(found.epistemic, means.var(0, correction=0), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(found.aleatoric, noise.mean(0), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found.std**2, noise.mean(0) + means.var(0, correction=0), rtol=1e-10, atol=1e-12)
+    assert repr(found) == "SampledPredictive(50 networks, 4 inputs, outputs of shape (3,))"
 
 
 def test_by_default_the_posterior_of_the_gp_is_sampled_without_forming_it():

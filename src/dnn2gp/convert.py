@@ -101,8 +101,8 @@ def _warn_unless_minimum(inference: Inference) -> None:
         warnings.warn(
             f"The weights are not a minimum of the loss with this prior: the gradient is {relative:.0%} of its parts "
             "(data and prior). The GP's mean is one Gauss-Newton step away from the network, which may move an output "
-            f"by up to {bound:.2g} posterior standard deviations. Train longer with a decaying learning rate, or give "
-            "the prior precision of the training (see precision_from_weight_decay); diagnose(gp) tells more.",
+            f"by up to {bound:.2g} posterior standard deviations. Train on with all data at once (e.g. L-BFGS), or "
+            "give the prior precision of the training (see precision_from_weight_decay); diagnose(gp) tells more.",
             NotAMinimumWarning,
             stacklevel=3,
         )

@@ -87,11 +87,19 @@ class Diagnosis:
         return Finding(
             "gradient of the loss, relative to its parts",
             f"{self.relative_gradient:.2g}",
-            _GOOD if self.exact and self.step_bound <= 0.5 else _grade(self.relative_gradient, 0.05, 0.3),
-            "0 at a minimum, where the GP is the Laplace approximation (Theorem 1); the step that is left moves no "
-            f"output by more than {self.step_bound:.2g} posterior standard deviations.",
-            "Train longer with a decaying learning rate, and use the δ of the training (δ = N · weight decay).",
+            self._grade_minimum(),
+            "0 at a minimum, where the GP is the Laplace approximation (Theorem 1); the step that is left may "
+            f"move an output by up to {self.step_bound:.2g} posterior standard deviations.",
+            "Train on with all data at once (L-BFGS, or Adam with a decaying learning rate), and use the δ of the "
+            "training (precision_from_weight_decay). A ReLU network may settle on a kink, where it does not vanish.",
         )
+
+    def _grade_minimum(self) -> str:
+        """A gradient is excused where its step matters nowhere, taken lightly where it matters little on the data."""
+        grade = _grade(self.relative_gradient, 0.05, 0.3)
+        if self.exact and self.step_bound <= 0.5:
+            return _GOOD
+        return _CAUTION if grade == _BAD and self.exact and self.step_outputs <= 0.5 else grade
 
     def _step(self) -> Finding:
         if not self.exact:

@@ -50,6 +50,21 @@ class SampledPredictive:
         """The variance of the predictions over samples."""
         return self._shaped(self.means.var(0, correction=0))
 
+    @property
+    def variance(self) -> Float[Tensor, "N *shape"]:
+        """Aleatoric plus epistemic variance."""
+        return self.aleatoric + self.epistemic
+
+    @property
+    def std(self) -> Float[Tensor, "N *shape"]:
+        """The square root of `variance`."""
+        return self.variance.sqrt()
+
+    def __repr__(self) -> str:
+        """One line."""
+        samples, inputs, _ = self.outputs.shape
+        return f"SampledPredictive({samples} networks, {inputs} inputs, outputs of shape {self.output_shape})"
+
     def _shaped(self, values: Float[Tensor, "N K"]) -> Tensor:
         return values.reshape(len(values), *self.output_shape)
 

@@ -15,14 +15,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dnn2gp.errors import FileFormatError, InputError
+from dnn2gp.errors import FileFormatError, InputError, NetworkError
 from dnn2gp.expansion import Expansion
 from dnn2gp.features import FeatureMap, GradientFeatures, JacobianFeatures
 from dnn2gp.files import write_whole
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.inference import Inference
-from dnn2gp.inputs import Inputs, leaves
+from dnn2gp.inputs import Inputs, leaves, take
 from dnn2gp.likelihoods import CustomLikelihood, Likelihood, likelihood_from_state
 from dnn2gp.linear_model import LinearModel
 from dnn2gp.network import Network
@@ -31,10 +31,14 @@ from dnn2gp.structures import Structure
 
 FORMAT_VERSION = 1
 _KEY = "dnn2gp"
+# Examples whose outputs are kept, to see when loading that the network computes what it did.
+_CHECKED = 4
 
 
-def save(gp: GaussianProcess, path: str | PathLike[str]) -> None:
+def save(gp: object, path: str | PathLike[str]) -> None:
     """Write the GP to one file, whole or not at all: weights, buffers, data, prior, likelihood, what was computed."""
+    if not isinstance(gp, GaussianProcess):
+        raise InputError(f"save: expected a GaussianProcess, as convert returns; got {type(gp).__name__}.")
     header, tensors = _pack(gp)
     # A copy of each tensor: safetensors takes neither views nor shared memory.
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -66,6 +70,7 @@ def load(
     file = file.to(function.device)
     inputs = function.check_inputs(inputs)
     jacobian = JacobianFeatures(function, inputs, memory_budget=memory_budget)
+    _check_outputs(jacobian.outputs(take(inputs, slice(0, _CHECKED))), file.part("check")["outputs"])
     expansion = _expansion(header, file.part("expansion"), jacobian, inputs)
     prior = file.part("prior")
     model = LinearModel(expansion, Gaussian(prior["mean"], Structure.kinds[header["prior"]].from_state(prior)))
@@ -77,6 +82,7 @@ def _pack(gp: GaussianProcess) -> tuple[dict[str, Any], dict[str, Tensor]]:
     expansion, prior = gp.model.expansion, gp.prior
     features = expansion.features
     gradient = isinstance(features, GradientFeatures)
+    examples = features.examples(expansion.inputs) if isinstance(features, GradientFeatures) else expansion.inputs
     xs = leaves(expansion.inputs)[:-1] if gradient else leaves(expansion.inputs)
     header = {
         "format": FORMAT_VERSION,
@@ -92,6 +98,7 @@ def _pack(gp: GaussianProcess) -> tuple[dict[str, Any], dict[str, Tensor]]:
     }
     parts: dict[str, dict[str, Tensor]] = {
         "network": gp.network.state(),
+        "check": {"outputs": gp.features.outputs(take(examples, slice(0, _CHECKED)))},
         "inputs": {str(position): leaf for position, leaf in enumerate(xs)},
         "expansion": {
             "residual": leaves(expansion.inputs)[-1] if gradient else expansion.residual,
@@ -205,6 +212,15 @@ def _module(network: object) -> object:
         return network
     with global_states_kept():  # a fresh module draws its first weights
         return network()
+
+
+def _check_outputs(found: Tensor, saved: Tensor) -> None:
+    """Refuse a network with the weights of the saved one that computes something else."""
+    if found.shape != saved.shape or not torch.allclose(found, saved, rtol=1e-3, atol=1e-3 * saved.abs().max().item()):
+        raise NetworkError(
+            "The network takes the saved weights, but its outputs are not those it had when it was saved. Look for "
+            "another activation, dropout or pooling, or other arguments of its class."
+        )
 
 
 def _likelihood(given: Likelihood | None, name: str, state: dict[str, Tensor]) -> Likelihood:

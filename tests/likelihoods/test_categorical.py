@@ -133,11 +133,28 @@ def test_two_classes_are_a_bernoulli_of_the_difference() -> None:
     assert_close(LIKELIHOOD.noise_precision(f)[:, 1:, 1:], bernoulli.noise_precision(difference))
 
 
-def test_probit_divides_each_logit_by_its_own_scale() -> None:
-    f = torch.tensor([[1.0, -0.5, 2.0]], dtype=torch.float64)
-    covariance = torch.diag_embed(torch.tensor([[0.5, 2.0, 8.0]], dtype=torch.float64)) + 0.1
-    scaled = f / (1 + torch.pi / 8 * torch.tensor([[0.6, 2.1, 8.1]], dtype=torch.float64)).sqrt()
-    assert_close(LIKELIHOOD.probit(f, covariance), scaled.softmax(-1))
+def test_probit_of_two_classes_is_that_of_their_difference() -> None:
+    """And a constant added to all logits, of whatever variance, changes nothing."""
+    f = torch.tensor([[2.0, 0.0], [-1.0, 0.5]], dtype=torch.float64)
+    covariance = torch.tensor([[4.0, -1.0], [-1.0, 3.0]], dtype=torch.float64).expand(2, 2, 2)
+    expected = torch.sigmoid((f[:, 0] - f[:, 1]) / (1 + torch.pi * 9 / 8) ** 0.5)
+    for constant in (0.0, 10.0, 1e4):
+        found = LIKELIHOOD.probit(f + constant, covariance + constant)
+        assert_close(found, torch.stack([expected, 1 - expected], 1))
+
+
+def test_probit_is_near_the_expectation() -> None:
+    """Three classes with correlated logits, against Monte Carlo; exact without variance."""
+    generator = torch.Generator().manual_seed(0)
+    f = torch.tensor([[1.0, -0.5, 0.3]], dtype=torch.float64)
+    root = torch.randn(3, 3, generator=generator, dtype=torch.float64)
+    covariance = (root @ root.T)[None]
+    noise = torch.randn(200_000, 3, generator=generator, dtype=torch.float64)
+    exact = torch.softmax(f + noise @ root.T, -1).mean(0)
+    error = (LIKELIHOOD.probit(f, covariance)[0] - exact).abs().max()
+    assert error < 0.03
+    each_apart = torch.softmax(f / (1 + torch.pi / 8 * covariance.diagonal(dim1=1, dim2=2)).sqrt(), -1)
+    assert error < (each_apart[0] - exact).abs().max()  # what variances of single logits would give
     assert_close(LIKELIHOOD.probit(f, torch.zeros_like(covariance)), f.softmax(-1))
 
 

@@ -435,3 +435,17 @@ def test_a_likelihood_of_another_kind_is_refused(path) -> None:
     save(convert(mlp(), (x, y), NOISE, DELTA), path)
     with pytest.raises(InputError, match="saved with a 'gaussian' likelihood; got a 'bernoulli' one"):
         load(path, fresh(), likelihood=BernoulliLikelihood())
+
+
+def test_a_network_that_computes_something_else_is_refused(path) -> None:
+    x, y = regression()
+    save(convert(mlp(), (x, y), NOISE, DELTA), path)
+    other = mlp()
+    other[1] = torch.nn.ReLU()
+    with pytest.raises(NetworkError, match="its outputs are not those it had"):
+        load(path, other)
+
+
+def test_only_a_gp_is_saved(path) -> None:
+    with pytest.raises(InputError, match="expected a GaussianProcess, as convert returns; got Sequential"):
+        save(mlp(), path)

@@ -213,7 +213,7 @@ def test_not_a_minimum() -> None:
     module, x, y = linear(at_minimum=False)
     with (
         untouched(module),
-        pytest.warns(NotAMinimumWarning, match=r"the gradient is \d+% of its parts.*Train longer") as caught,
+        pytest.warns(NotAMinimumWarning, match=r"the gradient is \d+% of its parts.*Train on with all data") as caught,
     ):
         convert(module, (x, y), NOISE, DELTA)
     assert len(caught) == 1

@@ -120,22 +120,22 @@ class Likelihood(ABC):
 class ClassificationLikelihood(Likelihood):
     """A likelihood whose mean h(f) is a probability: sigmoid or softmax."""
 
-    @final
+    @abstractmethod
     def probit(self, f_mean: Float[Tensor, "N K"], f_covariance: Float[Tensor, "N K K"]) -> Float[Tensor, "N K"]:
-        """MacKay's probit approximation of E[h(f)] for f ~ N(m, C), which uses only the variances C_kk:
+        """MacKay's probit approximation of E[h(f)] for f ~ N(m, C)."""
 
-        E[h(f)] ≈ h(m_k / √(1 + π C_kk / 8)).
-        """
-        variance = f_covariance.diagonal(dim1=-2, dim2=-1)
-        scale = 1 + (math.pi / 8) * variance
-        bad = ~(scale > 0)
-        if bool(bad.any()):
-            row, output = bad.nonzero()[0].tolist()
-            raise NotPositiveDefiniteError(
-                f"f_covariance must have variances >= 0 on its diagonal, got {variance[row, output].item():.6g} for "
-                f"example {row}, output {output}. Compute the covariance in float64, or check the matrix it comes from."
-            )
-        return self.mean(f_mean / scale.sqrt())
+
+def probit_scale(variance: Float[Tensor, "N *K"]) -> Float[Tensor, "N *K"]:
+    """√(1 + π v / 8), by which MacKay's approximation divides a logit of variance v."""
+    scale = 1 + (math.pi / 8) * variance
+    bad = ~(scale > 0)
+    if bool(bad.any()):
+        index = tuple(bad.nonzero()[0].tolist())
+        raise NotPositiveDefiniteError(
+            f"f_covariance must have variances >= 0 on its diagonal, got {variance[index].item():.6g} for "
+            f"example {index[0]}, output {index[-1]}. Compute the covariance in float64, or check where it comes from."
+        )
+    return scale.sqrt()
 
 
 def likelihood_from_state(name: str, state: dict[str, Tensor]) -> Likelihood:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from dnn2gp.likelihoods.base import ClassificationLikelihood
+from dnn2gp.likelihoods.base import ClassificationLikelihood, probit_scale
 from dnn2gp.likelihoods.targets import require, require_columns, require_real, require_targets
 from dnn2gp.randomness import own_generator
 
@@ -72,6 +72,10 @@ class BernoulliLikelihood(ClassificationLikelihood):
     def covariance(self, f: Float[Tensor, "N K"]) -> Float[Tensor, "N K K"]:
         """Cov(y|f) = diag(p(1 − p)) = Λ."""
         return self.noise_precision(f)
+
+    def probit(self, f_mean: Float[Tensor, "N K"], f_covariance: Float[Tensor, "N K K"]) -> Float[Tensor, "N K"]:
+        """E[σ(f_k)] ≈ σ(m_k / √(1 + π C_kk / 8)), MacKay's approximation."""
+        return self.mean(f_mean / probit_scale(f_covariance.diagonal(dim1=-2, dim2=-1)))
 
     def sample(
         self, f: Float[Tensor, "N K"], num_samples: int, generator: torch.Generator | None

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dnn2gp.errors import InputError
-from dnn2gp.likelihoods.base import ClassificationLikelihood
+from dnn2gp.likelihoods.base import ClassificationLikelihood, probit_scale
 from dnn2gp.likelihoods.targets import describe, require, require_targets
 from dnn2gp.randomness import own_generator
 
@@ -88,6 +88,18 @@ class CategoricalLikelihood(ClassificationLikelihood):
     def covariance(self, f: Float[Tensor, "N K"]) -> Float[Tensor, "N K K"]:
         """Cov(e_y|f) = diag(p) − p pᵀ = S Sᵀ = Λ."""
         return self.noise_precision(f)
+
+    def probit(self, f_mean: Float[Tensor, "N K"], f_covariance: Float[Tensor, "N K K"]) -> Float[Tensor, "N K"]:
+        """E[softmax(f)_k] ∝ 1 / Σ_j exp(−(m_k − m_j) / √(1 + π v_kj / 8)), with v_kj = Var(f_k − f_j).
+
+        MacKay's approximation for each pair of classes, normalised. As softmax, it does not see a constant added to all
+        logits, however uncertain (Λ leaves that direction to the prior), and for two classes it is that of the
+        sigmoid of their difference.
+        """
+        variance = f_covariance.diagonal(dim1=-2, dim2=-1)
+        apart = variance.unsqueeze(-1) + variance.unsqueeze(-2) - f_covariance - f_covariance.mT
+        gaps = (f_mean.unsqueeze(-1) - f_mean.unsqueeze(-2)) / probit_scale(apart)
+        return torch.softmax(-torch.logsumexp(-gaps, dim=-1), dim=-1)
 
     def sample(
         self, f: Float[Tensor, "N K"], num_samples: int, generator: torch.Generator | None

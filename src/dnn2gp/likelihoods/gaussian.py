@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import ClassVar, final
 
 import torch
@@ -27,7 +28,11 @@ class GaussianLikelihood(Likelihood):
 
     name: ClassVar[str] = "gaussian"
 
-    def __init__(self, sigma: float | int | Tensor) -> None:
+    def __init__(self, sigma: object) -> None:
+        if not isinstance(sigma, Real | Tensor) or isinstance(sigma, bool):
+            raise InputError(
+                f"expected sigma as a number or a tensor, got {type(sigma).__name__}. For several use torch.tensor."
+            )
         own = sigma.clone() if isinstance(sigma, Tensor) else torch.tensor(float(sigma), dtype=torch.float64)
         self.sigma: Tensor = own
         _check_sigma(self.sigma)
