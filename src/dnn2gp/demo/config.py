@@ -18,9 +18,9 @@ class DemoConfig:
     channels: tuple[int, int] = (8, 16)
     """Feature maps of the two convolutions."""
     prior_precision: float = 2.0
-    """δ. Of 0.1, 0.3, 1, 2 and 4, the log evidence is largest at 1 (by 2 nats over 0.3 and 31 over 2), but the averaged
-    predictions (probit, Monte Carlo) are still far too cautious there: their NLL on the test digits is 1.1 and 1.5 at
-    0.1, 0.31 and 0.42 at 1, 0.22 and 0.27 at 2. Beyond 2 the network itself gets worse."""
+    """δ. Of 0.1, 0.3, 1, 2 and 4, the log evidence is largest at 1 (by 2 nats over 0.3 and 31 over 2), but predictions
+    averaged over the posterior are still far too cautious there: by Monte Carlo their NLL on the test digits is 1.5 at
+    0.1, 0.42 at 1 and 0.27 at 2. Beyond 2 the network itself gets worse."""
     adam_epochs: int = 100
     lbfgs_steps: int = 250
     per_class: int = 30
