@@ -8,7 +8,9 @@ from torch import nn
 
 from dnn2gp import Dense, Diagonal, Expansion, FunctionSpace, WeightSpace, convert
 from dnn2gp.errors import InputError, MemoryBudgetError
+from dnn2gp.features import JacobianFeatures
 from dnn2gp.memory import check_budget, chunk_size, chunks, default_budget, readable, require
+from dnn2gp.network import Network
 
 from robust.support import DELTA, NOISE, mlp, regression, untouched
 
@@ -106,3 +108,49 @@ def test_words() -> None:
         match=r"This needs 2 kB, more than the memory budget of 1 kB. Do that. Or raise",
     ):
         require(2000, 1000, "This", "Do that.")
+
+
+def test_large_activations_make_small_chunks_and_passes() -> None:
+    """Few weights, large activations: the chunk is set by what a backward pass of K cotangents holds."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = torch.zeros(64, 1, 16, 16)
+    budget = 3_000_000
+    features = JacobianFeatures(Network(module, x), x, memory_budget=budget)
+    activations = 16 * 16 * 16 * 4  # bytes of one activation of one example
+    assert features.chunk(x) * features.num_outputs * activations <= budget
+    assert features.chunk(x) < budget // (3 * 8 * features.num_outputs * features.num_weights)  # by the rows alone
+    seen = []
+    forward = Network.__call__
+
+    def watched(network, weights, inputs):
+        seen.append(len(inputs))
+        return forward(network, weights, inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Network, "__call__", watched)
+        features.outputs(x)
+    assert sum(seen) == 64
+    assert max(seen) * 2 * activations <= budget
+
+
+def test_features_of_the_data_are_made_in_chunks(monkeypatch) -> None:
+    x, y = regression()
+    gp = convert(mlp(), (x, y), NOISE, DELTA, inference=FunctionSpace, memory_budget=60_000)
+    rows = []
+    jacobian = JacobianFeatures.jacobian
+
+    def watched(features, inputs):
+        rows.append(len(inputs))
+        return jacobian(features, inputs)
+
+    monkeypatch.setattr(JacobianFeatures, "jacobian", watched)
+    sites = gp.inference.sites
+    blocks = list(sites._computed("features"))
+    assert len(blocks) == len(rows) > 1
+    assert max(rows) <= gp.features.chunk(x, 0.25)
+    extra = 3 * 8 * gp.features.num_outputs * gp.model.expansion.num_sites  # a test input's cross kernel with the data
+    parts = gp.inference._parts(gp.features, x)
+    assert max(part.stop - part.start for part in parts) == gp.features.chunk(x, 0.25, extra)
+    assert gp.features.chunk(x, 0.25, extra) < gp.features.chunk(x, 0.25)
