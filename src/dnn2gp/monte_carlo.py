@@ -13,11 +13,12 @@ from dnn2gp.gaussian import Gaussian
 from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.inputs import Inputs, check_inputs
 from dnn2gp.likelihoods import Likelihood
+from dnn2gp.predictive import Moments
 from dnn2gp.progress import track
 
 
 @dataclass(frozen=True, eq=False)
-class SampledPredictive:
+class SampledPredictive(Moments):
     """DNN-Laplace (or DNN-VI): moments over S networks f_{w_s}, w_s ~ q(w).
 
     mean        (1/S) Σ_s h(f_s)
@@ -50,23 +51,10 @@ class SampledPredictive:
         """The variance of the predictions over samples."""
         return self._shaped(self.means.var(0, correction=0))
 
-    @property
-    def variance(self) -> Float[Tensor, "N *shape"]:
-        """Aleatoric plus epistemic variance."""
-        return self.aleatoric + self.epistemic
-
-    @property
-    def std(self) -> Float[Tensor, "N *shape"]:
-        """The square root of `variance`."""
-        return self.variance.sqrt()
-
     def __repr__(self) -> str:
         """One line."""
         samples, inputs, _ = self.outputs.shape
         return f"SampledPredictive({samples} networks, {inputs} inputs, outputs of shape {self.output_shape})"
-
-    def _shaped(self, values: Float[Tensor, "N K"]) -> Tensor:
-        return values.reshape(len(values), *self.output_shape)
 
 
 def sample_network(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,42 @@ from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
 from dnn2gp.randomness import normal, own_generator
 
 
+class Moments(ABC):
+    """Mean and two kinds of variance of y at N inputs, each in the shape of the network's outputs."""
+
+    output_shape: tuple[int, ...]
+
+    @property
+    @abstractmethod
+    def mean(self) -> Float[Tensor, "N *shape"]:
+        """E y."""
+
+    @property
+    @abstractmethod
+    def aleatoric(self) -> Float[Tensor, "N *shape"]:
+        """The variance of the labels."""
+
+    @property
+    @abstractmethod
+    def epistemic(self) -> Float[Tensor, "N *shape"]:
+        """The variance of what the model does not know."""
+
+    @property
+    def variance(self) -> Float[Tensor, "N *shape"]:
+        """Aleatoric plus epistemic variance."""
+        return self.aleatoric + self.epistemic
+
+    @property
+    def std(self) -> Float[Tensor, "N *shape"]:
+        """The square root of `variance`."""
+        return self.variance.sqrt()
+
+    def _shaped(self, values: Float[Tensor, "N K"]) -> Tensor:
+        return values.reshape(len(values), *self.output_shape)
+
+
 @dataclass(frozen=True, eq=False)
-class Predictive:
+class Predictive(Moments):
     """The predictive distribution at N inputs, Eqs. (44) and (48) for any likelihood.
 
     With f = f_w(x), D = ∂h/∂f and ỹ ~ N(Jμ, Λ⁻¹ + JΣ̃Jᵀ), the map y = h(f) + D (ỹ − Jw) gives
@@ -71,16 +106,6 @@ class Predictive:
         """The epistemic variance of each output."""
         return self._shaped(self.epistemic_covariance.diagonal(dim1=1, dim2=2))
 
-    @property
-    def variance(self) -> Float[Tensor, "N *shape"]:
-        """Aleatoric plus epistemic variance."""
-        return self.aleatoric + self.epistemic
-
-    @property
-    def std(self) -> Float[Tensor, "N *shape"]:
-        """The square root of `variance`."""
-        return self.variance.sqrt()
-
     def delta(self) -> Float[Tensor, "N *shape"]:
         """E[h(f)] ≈ h(E f): the delta method to first order."""
         return self._shaped(self.likelihood.mean(self.latent_mean))
@@ -125,9 +150,6 @@ class Predictive:
                 "The noise of this GP was given for each training example, which says nothing of other inputs. Pass "
                 "that of these: predict(inputs, likelihood=GaussianLikelihood(sigma_for_these_inputs))."
             )
-
-    def _shaped(self, values: Float[Tensor, "N K"]) -> Tensor:
-        return values.reshape(len(values), *self.output_shape)
 
 
 def psd_root(covariance: Float[Tensor, "*B K K"]) -> Float[Tensor, "*B K K"]:
