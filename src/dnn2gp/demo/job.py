@@ -139,7 +139,7 @@ def draw(gp: GaussianProcess, prediction: Predictive, digits: Digits, per_class:
     """The pictures of the test digits by file name; the matrices show `per_class` examples of each class."""
     few = some_of_each(digits.test_labels, per_class)
     images, labels = digits.test_images, digits.test_labels.numpy()
-    probabilities = prediction.probit()
+    probabilities = prediction.monte_carlo(generator=torch.Generator().manual_seed(0))
     confidence, predicted = probabilities.max(-1)
     return {
         "kernel.png": plots.kernel_matrix(gp.kernel.trace(images[few]).numpy(), labels[few]),
