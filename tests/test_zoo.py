@@ -23,13 +23,12 @@ def test_agrees_with_brute_force(name, dtype):
         assert gap < TOLERANCE[dtype], quantity
 
 
-def test_recurrent_networks_take_the_looped_engine_and_others_the_batched_one():
+@pytest.mark.parametrize("name", ZOO)
+def test_every_weight_has_a_layer_rule(name):
     from dnn2gp import Kernel
 
-    for name in ZOO:
-        case = specimen(name)
-        features = Kernel.neural_tangent(copy.deepcopy(case.module), case.inputs).features
-        assert features.batched is (name not in ("LSTM", "GRU"))
+    case = specimen(name)
+    assert Kernel.neural_tangent(copy.deepcopy(case.module), case.inputs).features.rest is None
 
 
 def test_the_table_in_the_docs_has_every_network():

@@ -10,7 +10,7 @@ from torch import nn
 from dnn2gp.data import read_data
 from dnn2gp.errors import InputError, NotAMinimumWarning
 from dnn2gp.expansion import Expansion
-from dnn2gp.features import JacobianFeatures, NetworkFeatures
+from dnn2gp.features import LayerwiseFeatures, NetworkFeatures
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.inference import Inference, WeightSpace, choose_space
@@ -36,7 +36,7 @@ def convert(
     *,
     structure: type[Structure] = Dense,
     inference: type[Inference] | None = None,
-    features: Callable[..., NetworkFeatures] = JacobianFeatures,
+    features: Callable[..., NetworkFeatures] = LayerwiseFeatures,
     expansion: Callable[..., Expansion] = Expansion.gauss_newton,
     memory_budget: int | None = None,
     progress: bool = False,
@@ -50,7 +50,7 @@ def convert(
                      (see precision_from_weight_decay for networks trained on the mean loss)
     structure        Dense is exact; Diagonal is cheap and far from it
     inference        WeightSpace or FunctionSpace; by default the smaller of the two, which agree
-    features         the engine for Jacobian products; JacobianFeatures works for every network
+    features         the engine for Jacobian products: LayerwiseFeatures, or JacobianFeatures (torch.func), which agree
     expansion        Expansion.gauss_newton, or Expansion.empirical_fisher for gradient features
     memory_budget    bytes; by default half of the free memory
     progress         show bars

@@ -29,3 +29,7 @@ class NotAMinimumWarning(UserWarning):
 
 class TrainModeWarning(UserWarning):
     """The network came in train mode and has layers that behave differently there; it is evaluated in eval mode."""
+
+
+class FallbackWarning(UserWarning):
+    """Some weights have no layer rule and are left to the general engine, which is right but slower."""

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dnn2gp.features import JacobianFeatures, NetworkFeatures
+from dnn2gp.features import LayerwiseFeatures, NetworkFeatures
 from dnn2gp.inputs import Inputs, check_inputs
 from dnn2gp.network import Network
 from dnn2gp.structures import Diagonal, Structure
@@ -25,7 +25,7 @@ class Kernel:
     def neural_tangent(network: nn.Module, inputs: Inputs, memory_budget: int | None = None) -> Kernel:
         """J(x) J(x')ᵀ at the present weights: the kernel of Eq. (9) at δ = 1. `inputs` are a few examples."""
         function = Network(network, check_inputs(inputs))
-        features = JacobianFeatures(function, function.check_inputs(inputs), memory_budget=memory_budget)
+        features = LayerwiseFeatures(function, function.check_inputs(inputs), memory_budget=memory_budget)
         return Kernel(features, Diagonal(torch.ones_like(function.weights)))
 
     def full(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dnn2gp.errors import FileFormatError, InputError, NetworkError
 from dnn2gp.expansion import Expansion
-from dnn2gp.features import FeatureMap, GradientFeatures, JacobianFeatures
+from dnn2gp.features import FeatureMap, GradientFeatures, LayerwiseFeatures, NetworkFeatures
 from dnn2gp.files import write_whole
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.gaussian_process import GaussianProcess
@@ -69,7 +69,7 @@ def load(
     function = Network(_module(network), inputs, state=file.part("network"), trainable=header["trainable"])
     file = file.to(function.device)
     inputs = function.check_inputs(inputs)
-    jacobian = JacobianFeatures(function, inputs, memory_budget=memory_budget)
+    jacobian = LayerwiseFeatures(function, inputs, memory_budget=memory_budget)
     _check_outputs(jacobian.outputs(take(inputs, slice(0, _CHECKED))), file.part("check")["outputs"])
     expansion = _expansion(header, file.part("expansion"), jacobian, inputs)
     prior = file.part("prior")
@@ -239,7 +239,7 @@ def _likelihood(given: Likelihood | None, name: str, state: dict[str, Tensor]) -
 
 
 def _expansion(
-    header: dict[str, Any], state: dict[str, Tensor], jacobian: JacobianFeatures, inputs: Inputs
+    header: dict[str, Any], state: dict[str, Tensor], jacobian: NetworkFeatures, inputs: Inputs
 ) -> Expansion:
     residual, root, log_likelihood = (state[name] for name in ("residual", "root", "log_likelihood"))
     features: FeatureMap = jacobian

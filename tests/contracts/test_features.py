@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dnn2gp.features import FeatureMap, GradientFeatures, JacobianFeatures, SiteFeatures
+from dnn2gp.features import (
+    FactoredJacobian,
+    FactoredOperator,
+    FeatureMap,
+    GradientFeatures,
+    JacobianFeatures,
+    LayerwiseFeatures,
+)
 from dnn2gp.network import Network
 from dnn2gp.structures import Dense, Diagonal
 
@@ -13,7 +20,7 @@ from problems import problem
 from reference import brute_force
 
 CASE = problem("categorical", 7, 3)
-BUDGETS = {"at once": None, "in chunks": 12_000}
+BUDGETS = {"at once": None, "in chunks": 9_000}
 
 
 def _jacobian(budget):
@@ -33,8 +40,25 @@ def _gradient(budget):
     return GradientFeatures(features, x), pairs, torch.einsum("nkp,nk->np", J, r).unsqueeze(1)
 
 
+def _layerwise(budget):
+    return LayerwiseFeatures(Network(CASE.module, CASE.x), CASE.x, memory_budget=budget), CASE.x, CASE.parts()[0]
+
+
+def _layerwise_gradient(budget):
+    J, r, _ = CASE.parts()
+    features, x, _ = _layerwise(budget)
+    pairs = GradientFeatures.pair(x, r)
+    return GradientFeatures(features, x), pairs, torch.einsum("nkp,nk->np", J, r).unsqueeze(1)
+
+
 # name: budget → (features, inputs, the explicit N × Q × P rows by brute force)
-ENGINES = {"torch.func": _jacobian, "looped": _looped, "gradient": _gradient}
+ENGINES = {
+    "torch.func": _jacobian,
+    "looped": _looped,
+    "gradient": _gradient,
+    "layerwise": _layerwise,
+    "layerwise gradient": _layerwise_gradient,
+}
 
 
 @pytest.fixture(params=[(e, b) for e in ENGINES for b in BUDGETS], ids=lambda p: f"{p[0]}, {p[1]}")
@@ -59,7 +83,7 @@ def precision():
 
 def test_a_budget_makes_chunks():
     features, x, _ = _jacobian(BUDGETS["in chunks"])
-    assert features.chunk(x, 0.5) < 7 / 2  # three and more
+    assert features.chunk(x, formed=True) < 7 / 2  # three and more
 
 
 def test_rows(engine):
@@ -106,25 +130,30 @@ def test_kernel_between_two_feature_maps(precision):
     close(features.kernel_full(x, precision, pairs, gradient), expected)
 
 
-@pytest.mark.parametrize("budget", [None, 12_000])
-def test_sites(engine, precision, budget, monkeypatch):
-    """SᵀJV^{½} and its products, kept (in blocks of few rows) and not kept."""
-    monkeypatch.setattr("dnn2gp.features.sites._BLOCK", 4)
+@pytest.mark.parametrize("budget", [None, 9_000])
+def test_the_factored_operator(engine, precision, budget):
+    """SᵀJV^{½} and its products, kept and not kept."""
     features, x, J = engine
     features.memory_budget = budget
     root = randn(*J.shape[:2], 3)
     rows = (root.mT @ J).flatten(0, 1)
-    sites = SiteFeatures(features, x, root, precision)
-    assert sites.kept() is (budget is None)
+    sites = FactoredJacobian(features, x, root, precision)
+    assert sites.kept() or budget is not None
     gram = rows @ torch.linalg.inv(precision.dense()) @ rows.T
     close(sites.gram(), gram)
-    close(
-        sites.cross(precision.whiten(J)).flatten(0, 1), J.flatten(0, 1) @ torch.linalg.inv(precision.dense()) @ rows.T
-    )
-    white = randn(J.shape[2], 2)
-    phi = precision.whiten(rows)
-    close(sites.matmul(white), phi @ white)
-    close(sites.rmatmul(randn(len(rows), 2)), phi.T @ randn(len(rows), 2))
+    cross = J.flatten(0, 1) @ torch.linalg.inv(precision.dense()) @ rows.T
+    close(sites.cross(features.white_factors(x, precision)).flatten(0, 1), cross)
+    blocks = torch.stack([gram[3 * i : 3 * i + 3, 3 * i : 3 * i + 3] for i in range(len(J))])
+    close(sites.diagonal_blocks(), blocks)
+    v, u, phi = randn(J.shape[2], 2), randn(len(rows), 2), precision.whiten(rows)
+    close(sites.push(v), phi @ v)
+    close(sites.pull(u), phi.T @ u)
+    operator = FactoredOperator.of(sites)
+    close(operator @ v, phi @ v)
+    close(operator.mT @ u, phi.T @ u)
+    close(operator @ v[:, 0], phi @ v[:, 0])
+    close(operator.to_dense(), phi)
+    close(operator.mT.to_dense(), phi.T)
 
 
 def test_residual_curvature_is_the_rest_of_the_hessian():

@@ -121,7 +121,10 @@ def test_after_conditioning(path) -> None:
     for inference in (WeightSpace, FunctionSpace):
         gp = convert(mlp(), (x[:6], y[:6]), NOISE, DELTA, inference=inference).condition((x[6:], y[6:]))
         save(gp, path)
-        unchanged(gp, load(path, fresh()), x)
+        loaded = load(path, fresh())  # its data are in chunks of their own, so sums may differ in the last bit
+        torch.testing.assert_close(loaded.predict(x).variance, gp.predict(x).variance, rtol=1e-13, atol=0)
+        torch.testing.assert_close(loaded.predict(x).mean, gp.predict(x).mean, rtol=1e-12, atol=1e-13)
+        assert loaded.evidence().value == pytest.approx(gp.evidence().value, rel=1e-13)
 
 
 def test_prior_of_each_layer(path) -> None:

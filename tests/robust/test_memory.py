@@ -8,7 +8,7 @@ from torch import nn
 
 from dnn2gp import Dense, Diagonal, Expansion, FunctionSpace, WeightSpace, convert
 from dnn2gp.errors import InputError, MemoryBudgetError
-from dnn2gp.features import JacobianFeatures
+from dnn2gp.features import JacobianFeatures, LayerwiseFeatures
 from dnn2gp.memory import check_budget, chunk_size, chunks, default_budget, readable, require
 from dnn2gp.network import Network
 
@@ -62,7 +62,7 @@ def test_weights_too_many_to_square() -> None:
 
 
 @pytest.mark.parametrize("structure", [Dense, Diagonal])
-@pytest.mark.parametrize("budget", [17_000, 40_000])
+@pytest.mark.parametrize("budget", [17_000, 25_000])
 def test_a_small_budget_changes_no_result(structure, budget: int) -> None:
     module, (x, y) = mlp(), regression(40)
     large = convert(module, (x, y), NOISE, DELTA, structure=structure, inference=WeightSpace)
@@ -135,22 +135,22 @@ def test_large_activations_make_small_chunks_and_passes() -> None:
     assert max(seen) * 2 * activations <= budget
 
 
-def test_features_of_the_data_are_made_in_chunks(monkeypatch) -> None:
+def test_factors_of_the_data_are_made_in_chunks(monkeypatch) -> None:
     x, y = regression()
-    gp = convert(mlp(), (x, y), NOISE, DELTA, inference=FunctionSpace, memory_budget=60_000)
-    rows = []
-    jacobian = JacobianFeatures.jacobian
+    gp = convert(mlp(), (x, y), NOISE, DELTA, inference=FunctionSpace, memory_budget=12_000)
+    sizes = []
+    factors = LayerwiseFeatures.factors
 
-    def watched(features, inputs):
-        rows.append(len(inputs))
-        return jacobian(features, inputs)
+    def watched(features, inputs, cotangents=None):
+        sizes.append(len(inputs))
+        return factors(features, inputs, cotangents)
 
-    monkeypatch.setattr(JacobianFeatures, "jacobian", watched)
-    sites = gp.inference.sites
-    blocks = list(sites._computed("features"))
-    assert len(blocks) == len(rows) > 1
-    assert max(rows) <= gp.features.chunk(x, 0.25)
+    monkeypatch.setattr(LayerwiseFeatures, "factors", watched)
+    blocks = list(gp.inference.sites._made("factors"))
+    assert len(blocks) == len(sizes) > 1
+    assert sum(sizes) == len(x)
+    assert max(sizes) <= gp.features.chunk(x)
     extra = 3 * 8 * gp.features.num_outputs * gp.model.expansion.num_sites  # a test input's cross kernel with the data
     parts = gp.inference._parts(gp.features, x)
-    assert max(part.stop - part.start for part in parts) == gp.features.chunk(x, 0.25, extra)
-    assert gp.features.chunk(x, 0.25, extra) < gp.features.chunk(x, 0.25)
+    assert max(part.stop - part.start for part in parts) == gp.features.chunk(x, extra=extra)
+    assert gp.features.chunk(x, extra=extra) < gp.features.chunk(x)

@@ -39,7 +39,7 @@ def test_with_a_prior_it_is_j_v_j(budget):
     expected = torch.einsum("nkp,p,mlp->nkml", J, 1 / case.delta, J)
     gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, memory_budget=budget)
     if budget:
-        assert gp.features.chunk(case.x, 0.5) < 11 / 2  # at least three chunks
+        assert gp.features.plan("kernel_full", case.x).chunk < 11 / 2  # at least three chunks
     torch.testing.assert_close(gp.kernel.full(case.x), expected, rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(gp.kernel.trace(case.x), torch.einsum("nkmk->nm", expected), rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(gp.kernel.diagonal(case.x), torch.einsum("nkmk->nmk", expected), rtol=1e-12, atol=1e-13)

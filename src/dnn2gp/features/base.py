@@ -1,7 +1,7 @@
 """Products with the features φ_w(x)ᵀ ∈ R^{Q×P} of Eq. (5); for Laplace-GGN φᵀ = J, the Jacobian of the network.
 
-A feature map has to say only what φᵀ is for a few examples (`jacobian`). Every product is defined here from chunks of
-it, within a memory budget; an engine that can form a product without the Jacobian overrides that product.
+A feature map has to say what SᵀJ is for a few examples, by blocks (`factors`), and what that costs (`footprint`).
+Every product is defined here from chunks of it, within a memory budget.
 
     J     rows of all examples, (N·Q) × P          Σ = precision⁻¹     a covariance of the weights
 """
@@ -10,27 +10,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dnn2gp.features.factors import Factors
+from dnn2gp.features.footprint import Footprint
+from dnn2gp.features.pairs import Side, pairs, plan_pairs
+from dnn2gp.features.plan import Plan
+from dnn2gp.features.result import Result
+from dnn2gp.features.whitener import Unit, Whitener
 from dnn2gp.inputs import Inputs, num_examples, take
 from dnn2gp.memory import chunk_size, chunks, default_budget, require
-from dnn2gp.network import Network
 from dnn2gp.progress import track
 
-
-class Whitener(ABC):
-    """A covariance Σ of the weights, known by a square root: rows J become J Σ^{½}."""
-
-    @abstractmethod
-    def whiten(self, rows: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
-        """J Σ^{½}, so that whiten(J) whiten(J')ᵀ = J Σ J'ᵀ."""
-
-    @abstractmethod
-    def unwhiten(self, noise: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
-        """Σ^{½} ε: columns of covariance Σ from columns of covariance I; whiten(J) ε = J unwhiten(ε)."""
+# The most examples of a chunk: beyond it nothing gets faster, and caches overflow.
+_CHUNK = 128
 
 
 class FeatureMap(ABC):
@@ -41,162 +38,218 @@ class FeatureMap(ABC):
     anchor: Float[Tensor, " P"]
     memory_budget: int | None
 
-    # Three copies of a chunk live at once: the rows, their whitened form, and a temporary of the product.
-    _COPIES = 3
+    @abstractmethod
+    def factors(self, inputs: Inputs, cotangents: Float[Tensor, "N Q R"] | None = None) -> Factors:
+        """Uᵀ φ_w(x)ᵀ of each example by blocks, U its cotangents (default: the identity, so that it is φᵀ)."""
 
     @abstractmethod
+    def footprint(self, num_rows: int) -> Footprint:
+        """What the factors of one example with R rows cost."""
+
+    @property
+    def parts(self) -> list[slice]:
+        """The ranges of weights that blocks are made of."""
+        return [slice(0, self.num_weights)]
+
+    def pair_operations(self, left_rows: int, right_rows: int, *, trace: bool = False) -> float:
+        """Operations of the product of the rows of two examples: all pairs of rows, or only equal ones."""
+        return 2.0 * left_rows * (1 if trace else right_rows) * self.num_weights
+
     def jacobian(self, inputs: Inputs) -> Float[Tensor, "N Q P"]:
         """φ_w(x)ᵀ of each example, all in memory."""
+        return self.factors(inputs).rows()
+
+    def pull_each(self, inputs: Inputs, cotangents: Float[Tensor, "N Q"]) -> Float[Tensor, "N P"]:
+        """J(xᵢ)ᵀ uᵢ of each example apart."""
+        return self.factors(inputs, cotangents.unsqueeze(-1)).rows().squeeze(1)
 
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N Q S"]:
         """J V."""
-        return torch.cat([rows @ vectors.to(rows.dtype) for _, rows in self._rows(inputs, "J v")])
+        return torch.cat([factors.push(vectors) for _, factors in self._factors(inputs, "J v")])
 
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N Q S"]) -> Float[Tensor, "P S"]:
         """Jᵀ U = Σᵢ φ_w(xᵢ) Uᵢ."""
         total = self.anchor.new_zeros(self.num_weights, cotangents.shape[-1])
-        for part, rows in self._rows(inputs, "Jᵀ u"):
-            total += torch.einsum("nqp,nqs->ps", rows, cotangents[part].to(rows.dtype))
+        for part, factors in self._factors(inputs, "Jᵀ u"):
+            total += factors.pull(cotangents[part])
         return total
 
     def ggn(self, inputs: Inputs, root: Float[Tensor, "N Q R"]) -> Float[Tensor, "P P"]:
         """Jᵀ Λ J = Σᵢ φ_w(xᵢ) Λᵢ φ_w(xᵢ)ᵀ with Λᵢ = Sᵢ Sᵢᵀ, in float64 whatever the rows are."""
         total = torch.zeros(self.num_weights, self.num_weights, dtype=torch.float64, device=self.anchor.device)
-        for part, rows in self._rows(inputs, "JᵀΛJ"):
-            factor = (root[part].mT @ rows).reshape(-1, self.num_weights).double()
-            total += factor.T @ factor
+        for _, factors in self._factors(inputs, "JᵀΛJ", root, formed=True, fixed=8 * self.num_weights**2):
+            rows = factors.rows().flatten(0, 1).double()
+            total.addmm_(rows.T, rows)
         return total
 
     def ggn_diagonal(self, inputs: Inputs, root: Float[Tensor, "N Q R"]) -> Float[Tensor, " P"]:
         """diag(Jᵀ Λ J), summed over chunks in float64."""
         total = torch.zeros(self.num_weights, dtype=torch.float64, device=self.anchor.device)
-        for part, rows in self._rows(inputs, "diag JᵀΛJ"):
-            total += (root[part].mT @ rows).square().sum((0, 1))
+        for _, factors in self._factors(inputs, "diag JᵀΛJ", root):
+            total += factors.squares()
         return total
 
     def covariance(self, inputs: Inputs, precision: Whitener) -> Float[Tensor, "N Q Q"]:
         """J(x) Σ J(x)ᵀ of each example."""
-        blocks = []
-        for _, rows in self._rows(inputs, "J Σ Jᵀ"):
-            white = precision.whiten(rows)
-            blocks.append(white @ white.mT)
-        return torch.cat(blocks)
+        formed = not self._structured(precision)
+        return torch.cat([precision.marginal(factors) for _, factors in self._factors(inputs, "J Σ Jᵀ", formed=formed)])
 
     def kernel_full(
-        self, inputs: Inputs, precision: Whitener, other_inputs: Inputs | None = None, other: FeatureMap | None = None
+        self,
+        inputs: Inputs,
+        precision: Whitener,
+        other_inputs: Inputs | None = None,
+        other: FeatureMap | None = None,
+        out: Path | None = None,
     ) -> Float[Tensor, "N Q M Q2"]:
-        """J(x) Σ J'(x')ᵀ for all pairs; `other` (default: this map) gives J'."""
-        blocks = _Blocks(self, inputs, precision, other, other_inputs)
-        rows, columns = blocks.num_rows * self.num_outputs, blocks.num_columns * blocks.right.num_outputs
-        require(
-            8 * rows * columns,
-            self.budget(),
-            f"A full kernel of {rows} × {columns}",
-            "Take fewer inputs at a time, or the trace or diagonal kernel.",
+        """J(x) Σ J'(x')ᵀ for all pairs; `other` (default: this map) gives J'. `out` is a file for a result that is
+        larger than the memory: the tensor is then a view of that file."""
+        right = other or self
+        shape = (num_examples(inputs), self.num_outputs)
+        columns = (num_examples(inputs if other_inputs is None else other_inputs), right.num_outputs)
+        return self._kernel(
+            "kernel", (*shape, *columns), lambda a, b: a.full(b), inputs, precision, other_inputs, other, out
         )
-        result = torch.empty(0)
-        for rows, columns, left, right in blocks.pairs("kernel"):
-            block = (
-                (left.flatten(0, 1) @ right.flatten(0, 1).T).unflatten(0, left.shape[:2]).unflatten(2, right.shape[:2])
-            )
-            if rows.start == columns.start == 0:
-                result = block.new_empty(blocks.num_rows, left.shape[1], blocks.num_columns, right.shape[1])
-            result[rows, :, columns, :] = block
-            if blocks.symmetric:
-                result[columns, :, rows, :] = block.permute(2, 3, 0, 1)
-        return result
 
     def kernel_trace(
-        self, inputs: Inputs, precision: Whitener, other_inputs: Inputs | None = None
+        self, inputs: Inputs, precision: Whitener, other_inputs: Inputs | None = None, out: Path | None = None
     ) -> Float[Tensor, "N M"]:
         """tr J(x) Σ J(x')ᵀ for all pairs: the sum over outputs of their separate kernels."""
-        blocks = _Blocks(self, inputs, precision, None, other_inputs)
-        return blocks.fill("trace kernel", (), lambda left, right: left.flatten(1) @ right.flatten(1).T)
+        shape = (num_examples(inputs), num_examples(inputs if other_inputs is None else other_inputs))
+        return self._kernel("trace kernel", shape, lambda a, b: a.trace(b), inputs, precision, other_inputs, None, out)
 
     def kernel_diagonal(
-        self, inputs: Inputs, precision: Whitener, other_inputs: Inputs | None = None
+        self, inputs: Inputs, precision: Whitener, other_inputs: Inputs | None = None, out: Path | None = None
     ) -> Float[Tensor, "N M Q"]:
         """[J(x) Σ J(x')ᵀ]_qq for all pairs and outputs q."""
-        blocks = _Blocks(self, inputs, precision, None, other_inputs)
-        return blocks.fill(
-            "diagonal kernel",
-            (self.num_outputs,),
-            lambda left, right: (left.transpose(0, 1) @ right.permute(1, 2, 0)).permute(1, 2, 0),
+        shape = (num_examples(inputs), num_examples(inputs if other_inputs is None else other_inputs), self.num_outputs)
+        return self._kernel(
+            "diagonal kernel", shape, lambda a, b: a.diagonal(b), inputs, precision, other_inputs, None, out
         )
 
     def budget(self) -> int:
         """The memory budget in bytes: the user's, or half of what is free now."""
         return default_budget() if self.memory_budget is None else self.memory_budget
 
-    def chunk(self, inputs: Inputs, share: float = 1.0, extra: int = 0) -> int:
-        """Examples at a time so that their rows, products and `extra` bytes each stay within a share of the budget."""
-        return self._chunk(inputs, self._COPIES * self.num_outputs * self.num_weights * 8 + extra, share)
+    def chunk(
+        self, inputs: Inputs, num_rows: int | None = None, *, formed: bool = False, fixed: int = 0, extra: int = 0
+    ) -> int:
+        """Examples at a time so that their factors (`formed`: and their rows, in float64) stay within the budget.
 
-    def _chunk(self, inputs: Inputs, bytes_per_example: int, share: float) -> int:
-        return chunk_size(num_examples(inputs), bytes_per_example, int(self.budget() * share), "The Jacobian")
+        `fixed` bytes are held besides, and `extra` for each example.
+        """
+        each = self.footprint(self.num_outputs if num_rows is None else num_rows)
+        wide = torch.float64.itemsize // self.anchor.element_size()
+        formed_bytes = (1 + 2 * wide) * each.rows if formed else 0
+        bytes_per_example = each.capture + each.factors + formed_bytes + extra
+        room = self.budget() - fixed
+        return min(chunk_size(num_examples(inputs), bytes_per_example, room, "The Jacobian"), _CHUNK)
 
-    def _rows(self, inputs: Inputs, what: str) -> Iterator[tuple[slice, Float[Tensor, "n Q P"]]]:
-        size = self.chunk(inputs)
-        parts = list(chunks(num_examples(inputs), size))
-        for part in track(parts, what):
-            yield part, self.jacobian(take(inputs, part))
+    def white_factors(
+        self, inputs: Inputs, precision: Whitener, cotangents: Float[Tensor, "N Q R"] | None = None
+    ) -> Factors:
+        """UᵀJ Σ^{½}, each block in the form that is cheaper to use."""
+        return precision.whitened(self.factors(inputs, cotangents)).compact()
+
+    def side(self, inputs: Inputs, precision: Whitener, cotangents: Float[Tensor, "N Q R"] | None = None) -> Side:
+        """These examples as one axis of a kernel matrix with the covariance Σ."""
+        rows = self.num_outputs if cotangents is None else cotangents.shape[2]
+        each = self.footprint(rows)
+        dtype = torch.promote_types(self.anchor.dtype, precision.dtype)
+        wide = dtype.itemsize // self.anchor.element_size()
+        structured = self._structured(precision)
+        kept = (each.factors if structured else each.rows) * wide
+        making = each.capture + each.factors + (0 if structured else 2 * each.rows * wide)
+
+        def make(part: slice) -> Factors:
+            own = None if cotangents is None else cotangents[part]
+            return self.white_factors(take(inputs, part), precision, own)
+
+        return Side(num_examples(inputs), rows, kept, making, make)
+
+    def plan(self, work: str, inputs: Inputs, precision: Whitener | None = None, other: Inputs | None = None) -> Plan:
+        """What a product will need, before it is computed; `work` is the name of the method."""
+        works = ("kernel_full", "kernel_trace", "kernel_diagonal", "covariance", "ggn", "ggn_diagonal", "jacobian")
+        if work not in works:
+            raise ValueError(f"work: expected one of {works}; got {work!r}.")
+        count, budget, Q = num_examples(inputs), self.budget(), self.num_outputs
+        each = self.footprint(Q)
+        dtype = self.anchor.dtype if precision is None else torch.promote_types(self.anchor.dtype, precision.dtype)
+        making = each.operations * count
+        if work.startswith("kernel"):
+            columns = count if other is None else num_examples(other)
+            per_pair = {"kernel_full": Q * Q, "kernel_trace": 1, "kernel_diagonal": Q}[work]
+            result = count * columns * per_pair * dtype.itemsize
+            trace = work != "kernel_full"
+            share = 0.5 if other is None else 1.0
+            operations = making * (1 if other is None else 1 + columns / count)
+            operations += share * count * columns * self.pair_operations(Q, Q, trace=trace)
+            left = self.side(inputs, precision or Unit(dtype))
+            right = None if other is None else self.side(other, precision or Unit(dtype))
+            require(result, budget, f"The result of {work}", _INSTEAD)
+            found = plan_pairs(left, right, per_pair * dtype.itemsize, budget - result, work, _INSTEAD)
+            return Plan(work, count, found.block, found.held, result + found.bytes, result, operations, budget)
+        formed = work in ("ggn", "jacobian")
+        result = {
+            "covariance": count * Q * Q * dtype.itemsize,
+            "ggn": 8 * self.num_weights**2,
+            "ggn_diagonal": 8 * self.num_weights,
+            "jacobian": count * each.rows,
+        }[work]
+        chunk = self.chunk(inputs, formed=formed, fixed=result)
+        wide = torch.float64.itemsize // self.anchor.element_size()
+        working = chunk * (each.capture + each.factors + ((1 + 2 * wide) * each.rows if formed else 0))
+        products = {"ggn": 2.0 * Q * self.num_weights**2, "covariance": 2.0 * Q * Q * self.num_weights}
+        operations = making + count * products.get(work, 2.0 * Q * self.num_weights)
+        return Plan(work, count, chunk, chunk, result + working, result, operations, budget)
+
+    def _structured(self, precision: Whitener) -> bool:
+        """Whether Σ is one number on each range of weights, so that no rows need to be formed."""
+        return all(precision.scale(part) is not None for part in self.parts)
+
+    def _factors(
+        self,
+        inputs: Inputs,
+        what: str,
+        cotangents: Float[Tensor, "N Q R"] | None = None,
+        *,
+        formed: bool = False,
+        fixed: int = 0,
+    ) -> Iterator[tuple[slice, Factors]]:
+        rows = None if cotangents is None else cotangents.shape[2]
+        size = self.chunk(inputs, rows, formed=formed, fixed=fixed)
+        for part in track(list(chunks(num_examples(inputs), size)), what):
+            yield part, self.factors(take(inputs, part), None if cotangents is None else cotangents[part])
+
+    def _kernel(
+        self,
+        what: str,
+        shape: tuple[int, ...],
+        product: Callable[[Factors, Factors], Tensor],
+        inputs: Inputs,
+        precision: Whitener,
+        other_inputs: Inputs | None,
+        other: FeatureMap | None,
+        out: Path | None,
+    ) -> Tensor:
+        """A kernel block by block; axis 0 counts the examples, and axis 1 (or 2, in the full kernel) the others."""
+        right_map = other or self
+        symmetric = other_inputs is None and right_map is self
+        dtype = torch.promote_types(self.anchor.dtype, precision.dtype)
+        left = self.side(inputs, precision)
+        right = None if symmetric else right_map.side(inputs if other_inputs is None else other_inputs, precision)
+        axis = 2 if len(shape) == 4 else 1
+        with Result(shape, dtype, self.anchor.device, out, self.budget(), f"The {what}") as result:
+            entry = dtype.itemsize * (shape[1] * shape[3] if len(shape) == 4 else shape[2] if len(shape) == 3 else 1)
+            plan = plan_pairs(left, right, entry, self.budget() - result.bytes, f"The {what}", _INSTEAD)
+            for rows, columns, a, b in pairs(left, right, plan, what):
+                block = product(a, b)
+                mirrored = symmetric and rows != columns
+                result.write(rows, columns, block, axis, mirrored)
+        return result.tensor()
 
 
-class NetworkFeatures(FeatureMap):
-    """φ_w(x)ᵀ = J_w(x), the Jacobian of a network at the anchor, however it is made: what a GP predicts with."""
-
-    network: Network
-
-    @abstractmethod
-    def outputs(self, inputs: Inputs) -> Float[Tensor, "N K"]:
-        """f_w(x) at the anchor."""
-
-    @abstractmethod
-    def pull_each(self, inputs: Inputs, cotangents: Float[Tensor, "N K"]) -> Float[Tensor, "N P"]:
-        """J(xᵢ)ᵀ uᵢ of each example apart."""
-
-    @abstractmethod
-    def residual_curvature(
-        self, inputs: Inputs, residual: Float[Tensor, "N K"], vectors: Float[Tensor, "P S"]
-    ) -> Float[Tensor, "P S"]:
-        """Σᵢ (∇²_ww f_w(xᵢ) · rᵢ) v, the second term of the Hessian in Eq. (6)."""
-
-
-class _Blocks:
-    """The blocks of a kernel matrix: pairs of chunks of whitened rows, one triangle where it is symmetric."""
-
-    def __init__(
-        self, left: FeatureMap, inputs: Inputs, precision: Whitener, right: FeatureMap | None, other: Inputs | None
-    ) -> None:
-        self.left, self.right = left, right or left
-        self.inputs, self.precision = inputs, precision
-        self.symmetric = other is None and self.right is left
-        self.other = inputs if other is None else other
-        self.num_rows, self.num_columns = num_examples(inputs), num_examples(self.other)
-
-    def pairs(self, what: str) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-        """(rows, columns, J Σ^{½} of the rows, J' Σ^{½} of the columns)."""
-        row_parts = list(chunks(self.num_rows, self.left.chunk(self.inputs, 0.5)))
-        column_parts = list(chunks(self.num_columns, self.right.chunk(self.other, 0.5)))
-        if self.symmetric:
-            column_parts = row_parts
-        for rows in track(row_parts, what):
-            left = self.precision.whiten(self.left.jacobian(take(self.inputs, rows)))
-            for columns in column_parts:
-                if self.symmetric and columns.start < rows.start:
-                    continue
-                same = self.symmetric and columns == rows
-                right = left if same else self.precision.whiten(self.right.jacobian(take(self.other, columns)))
-                yield rows, columns, left, right
-
-    def fill(self, what: str, trailing: tuple[int, ...], product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """An N × M (× trailing) result from a product of two chunks."""
-        result = torch.empty(0)
-        for rows, columns, left, right in self.pairs(what):
-            block = product(left, right)
-            if rows.start == columns.start == 0:
-                result = block.new_empty(self.num_rows, self.num_columns, *trailing)
-            result[rows, columns] = block
-            if self.symmetric:
-                result[columns, rows] = block.transpose(0, 1)
-        return result
+_INSTEAD = (
+    "Take fewer inputs at a time, the trace or diagonal kernel, or out=FILE, which holds the result on disk; or freeze "
+    "layers that need no uncertainty (requires_grad_(False))."
+)

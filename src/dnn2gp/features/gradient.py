@@ -5,7 +5,10 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.features.base import FeatureMap, NetworkFeatures
+from dnn2gp.features.base import FeatureMap
+from dnn2gp.features.factors import Factors
+from dnn2gp.features.footprint import Footprint
+from dnn2gp.features.jacobian import NetworkFeatures
 from dnn2gp.inputs import Inputs, leaves
 
 
@@ -27,10 +30,24 @@ class GradientFeatures(FeatureMap):
         """(x, r_w(x, y)) as one set of inputs."""
         return (*leaves(inputs), residual)
 
-    def jacobian(self, inputs: Inputs) -> Float[Tensor, "N 1 P"]:
-        """gᵢᵀ of each example."""
-        residual = leaves(inputs)[-1]
-        return self.jacobian_features.pull_each(self.examples(inputs), residual).unsqueeze(1)
+    def factors(self, inputs: Inputs, cotangents: Float[Tensor, "N 1 R"] | None = None) -> Factors:
+        """gᵢᵀ of each example: rᵀJ, by the blocks of the network's engine."""
+        residual = leaves(inputs)[-1].unsqueeze(-1)
+        columns = residual if cotangents is None else residual * cotangents.to(residual.dtype)
+        return self.jacobian_features.factors(self.examples(inputs), columns)
+
+    def footprint(self, num_rows: int) -> Footprint:
+        """That of the network's engine."""
+        return self.jacobian_features.footprint(num_rows)
+
+    @property
+    def parts(self) -> list[slice]:
+        """Those of the network's engine."""
+        return self.jacobian_features.parts
+
+    def pair_operations(self, left_rows: int, right_rows: int, *, trace: bool = False) -> float:
+        """Those of the network's engine."""
+        return self.jacobian_features.pair_operations(left_rows, right_rows, trace=trace)
 
     def examples(self, inputs: Inputs) -> Inputs:
         """x of each pair, packed as the network takes it."""

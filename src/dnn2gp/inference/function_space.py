@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.expansion import Expansion
-from dnn2gp.features import FeatureMap, SiteFeatures
+from dnn2gp.features import FactoredJacobian, Factors, FeatureMap, Whitener
 from dnn2gp.inference.base import Cost, Inference
 from dnn2gp.inputs import Inputs, num_examples, take
 from dnn2gp.linear_model import LinearModel
@@ -31,14 +31,14 @@ class FunctionSpace(Inference):
         self,
         model: LinearModel,
         factor: Float[Tensor, "M M"] | None = None,
-        sites: SiteFeatures | None = None,
+        sites: FactoredJacobian | None = None,
     ) -> None:
         """Form and factorise A = L Lᵀ, unless the factor is given."""
         self.model = model
         self.precision = model.prior.precision.double()
         expansion = model.expansion
         _require(expansion, expansion.num_sites)
-        self.sites = sites or SiteFeatures(expansion.features, expansion.inputs, expansion.root, self.precision)
+        self.sites = sites or _sites(expansion, self.precision)
         if factor is None:
             matrix = self.sites.gram()
             matrix.diagonal().add_(1)
@@ -54,7 +54,7 @@ class FunctionSpace(Inference):
     def covariance_matmul(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
         """Σ̃ v = V^{½} (I − Φᵀ A⁻¹ Φ) (V^{½})ᵀ v, with Φ = SᵀJ V^{½}."""
         white = self.precision.whiten(vectors.double().T).T
-        return self.precision.unwhiten(white - self._explained(self.sites.matmul(white)))
+        return self.precision.unwhiten(white - self._explained(self.sites.push(white)))
 
     def covariance(self, features: FeatureMap, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
         """κ(x, x') − κ(x, X) S A⁻¹ Sᵀ κ(X, x')."""
@@ -67,9 +67,9 @@ class FunctionSpace(Inference):
         """κ(x, x) − κ(x, X) S A⁻¹ Sᵀ κ(X, x) of each example."""
         blocks = []
         for part in track(self._parts(features, inputs), "posterior variances"):
-            white = self.precision.whiten(features.jacobian(take(inputs, part)))
-            reduction = self._reduce(white)
-            blocks.append((white.double() @ white.double().mT) - reduction @ reduction.mT)
+            factors = features.factors(take(inputs, part)).to(torch.float64)
+            reduction = self._reduce(self.precision.whitened(factors).compact())
+            blocks.append(self.precision.marginal(factors) - reduction @ reduction.mT)
         return torch.cat(blocks)
 
     def log_det_ratio(self) -> Float[Tensor, ""]:
@@ -80,8 +80,8 @@ class FunctionSpace(Inference):
         """diag(Σ̃) = diag(V) − diag(V JᵀS A⁻¹ SᵀJ V), from pairs of blocks of rows."""
         inverse = torch.cholesky_inverse(self.factor)
         explained = torch.zeros(self.precision.size, dtype=torch.float64, device=self.factor.device)
-        for rows, left in self.sites.blocks():
-            mixed = sum(inverse[rows, columns] @ right for columns, right in self.sites.blocks())
+        for rows, left in self.sites.row_blocks():
+            mixed = sum(inverse[rows, columns] @ right for columns, right in self.sites.row_blocks())
             explained += (self.precision.unwhiten(left.T) * self.precision.unwhiten(torch.as_tensor(mixed).T)).sum(1)
         return self.precision.inverse_diagonal().double() - explained
 
@@ -90,15 +90,15 @@ class FunctionSpace(Inference):
         generator = own_generator(generator, self.factor.device)
         prior = normal((self.precision.size, num_samples), generator, self.factor)
         noise = normal((len(self.factor), num_samples), generator, self.factor)
-        moves = self.precision.unwhiten(prior - self._explained(self.sites.matmul(prior) + noise))
+        moves = self.precision.unwhiten(prior - self._explained(self.sites.push(prior) + noise))
         return (self.mean.double()[:, None] + moves).T.to(self.mean.dtype)
 
     def conditioned(self, expansion: Expansion) -> FunctionSpace:
         """One more block row of the Cholesky factor: the old block is not touched."""
-        new = SiteFeatures(expansion.features, expansion.inputs, expansion.root, self.precision)
-        old_size, new_size = len(self.factor), new.size
+        new = _sites(expansion, self.precision)
+        old_size, new_size = len(self.factor), new.num_rows
         _require(expansion, old_size + new_size)
-        cross = torch.cat([self.sites.cross(block.unsqueeze(1))[:, 0] for _, block in new.blocks()]).double()
+        cross = torch.cat([self.sites.cross(block).flatten(0, 1) for _, block in new.blocks()])
         edge = self._solve(cross.T)
         schur = new.gram() - edge.T @ edge
         schur.diagonal().add_(1)
@@ -107,7 +107,7 @@ class FunctionSpace(Inference):
         factor[old_size:, :old_size] = edge.T
         factor[old_size:, old_size:] = cholesky(schur, "The Schur complement of the new data in I + SᵀKS", _KNOB)
         joined = self.model.expansion.joined(expansion)
-        sites = SiteFeatures(joined.features, joined.inputs, joined.root, self.precision, self.sites.joined(new))
+        sites = _sites(joined, self.precision, self.sites.joined(new))
         return FunctionSpace(LinearModel(joined, self.model.prior), factor, sites)
 
     def state(self) -> dict[str, Tensor]:
@@ -121,27 +121,33 @@ class FunctionSpace(Inference):
 
     def _explained(self, sites: Float[Tensor, "M S"]) -> Float[Tensor, "P S"]:
         """Φᵀ A⁻¹ b."""
-        return self.sites.rmatmul(torch.cholesky_solve(sites, self.factor))
+        return self.sites.pull(torch.cholesky_solve(sites, self.factor))
 
     def _reduction(self, features: FeatureMap, inputs: Inputs) -> Float[Tensor, "N K M"]:
         """κ(x, X) S L⁻ᵀ."""
-        precision = self.precision
         parts = self._parts(features, inputs)
-        whites = (precision.whiten(features.jacobian(take(inputs, part))) for part in parts)
+        whites = (features.white_factors(take(inputs, part), self.precision) for part in parts)
         return torch.cat([self._reduce(white) for white in track(whites, "cross kernel", total=len(parts))])
 
     def _parts(self, features: FeatureMap, inputs: Inputs) -> list[slice]:
         """Chunks of test inputs, counting the K × M cross kernel of each with the data, its solve and a copy."""
         extra = 3 * 8 * features.num_outputs * len(self.factor)
-        return list(chunks(num_examples(inputs), features.chunk(inputs, 0.25, extra)))
+        return list(chunks(num_examples(inputs), features.chunk(inputs, extra=extra)))
 
-    def _reduce(self, white: Float[Tensor, "n K P"]) -> Float[Tensor, "n K M"]:
-        cross = self.sites.cross(white).double()
+    def _reduce(self, white: Factors) -> Float[Tensor, "n K M"]:
+        cross = self.sites.cross(white)
         return self._solve(cross.flatten(0, 1).T).T.unflatten(0, cross.shape[:2])
 
     def _solve(self, right: Float[Tensor, "M S"]) -> Float[Tensor, "M S"]:
         """L⁻¹ b."""
         return torch.linalg.solve_triangular(self.factor, right, upper=False)
+
+
+def _sites(
+    expansion: Expansion, precision: Whitener, kept: list[tuple[slice, Factors]] | None = None
+) -> FactoredJacobian:
+    """Φ = SᵀJ V^{½} of the data, with products in float64."""
+    return FactoredJacobian(expansion.features, expansion.inputs, expansion.root, precision, torch.float64, kept)
 
 
 def _require(expansion: Expansion, size: int) -> None:

@@ -56,6 +56,11 @@ class Dense(Structure):
         """Σ v = L⁻ᵀ L⁻¹ v."""
         return torch.cholesky_solve(vectors.double(), self.factor)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """float64."""
+        return torch.float64
+
     def whiten(self, rows: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
         """J L⁻ᵀ."""
         flat = rows.reshape(-1, self.size).double()

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.errors import NotPositiveDefiniteError
-from dnn2gp.features import FeatureMap
+from dnn2gp.features import Factors, FeatureMap
 from dnn2gp.inputs import Inputs
 from dnn2gp.structures.base import Structure
 
@@ -33,6 +33,7 @@ class Diagonal(Structure):
             )
         self.values = values
         self.size = len(values)
+        self._scales: dict[tuple[int, int], Float[Tensor, ""] | None] = {}
 
     @classmethod
     def from_ggn(cls, prior: Structure, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]) -> Diagonal:
@@ -46,6 +47,24 @@ class Diagonal(Structure):
     def solve(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
         """v / d."""
         return vectors / self.values[:, None]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the diagonal."""
+        return self.values.dtype
+
+    def scale(self, part: slice) -> Float[Tensor, ""] | None:
+        """d^{−½} where d is one number on this range."""
+        key = (part.start, part.stop)
+        if key not in self._scales:
+            values = self.values[part]
+            self._scales[key] = values[0].rsqrt() if len(values) and (values == values[0]).all() else None
+        return self._scales[key]
+
+    def marginal(self, factors: Factors) -> Float[Tensor, "N R R"]:
+        """J diag(d)⁻¹ Jᵀ of each example, layer by layer."""
+        wide = factors.to(torch.promote_types(factors.dtype, self.dtype))
+        return wide.marginal(self.values.reciprocal().to(wide.dtype))
 
     def whiten(self, rows: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
         """J diag(d)^{−½}."""

@@ -1,0 +1,101 @@
+"""A block: the columns of SᵀJ that belong to one group of weights, for n examples with R rows each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Block(ABC):
+    """J of n examples (R rows each) with respect to the weights of `parts`, held in whatever form makes it small.
+
+    `parts` are ranges of the flat weight vector w; a block's own order of weights is that of its parts, one after the
+    other. Products of two blocks are those of the same weights at two sets of examples.
+    """
+
+    parts: tuple[slice, ...]
+
+    @property
+    @abstractmethod
+    def num_examples(self) -> int:
+        """n."""
+
+    @property
+    @abstractmethod
+    def num_rows(self) -> int:
+        """R, the rows an example has: K for J itself, the columns of S for SᵀJ."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The dtype of what is held, and of its products."""
+
+    @property
+    def size(self) -> int:
+        """p, the number of weights of the block."""
+        return sum(part.stop - part.start for part in self.parts)
+
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is held."""
+
+    @property
+    def bytes(self) -> int:
+        """The memory of what is held."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
+
+    @abstractmethod
+    def to(self, dtype: torch.dtype) -> Block:
+        """The same in another dtype."""
+
+    @abstractmethod
+    def take(self, examples: slice) -> Block:
+        """The block of some of the examples."""
+
+    @abstractmethod
+    def joined(self, others: Sequence[Block]) -> Block:
+        """The block of these examples followed by those of the others, all of the same form."""
+
+    @abstractmethod
+    def scaled(self, scales: Sequence[Float[Tensor, ""]]) -> Block:
+        """J V^{½} for a V that is one number (the square of its scale) on each part."""
+
+    @abstractmethod
+    def rows(self) -> Float[Tensor, "n R p"]:
+        """J itself, in memory."""
+
+    @abstractmethod
+    def add_full(self, other: Block, total: Float[Tensor, "n R m Q"]) -> None:
+        """total += J J'ᵀ for all pairs of rows."""
+
+    @abstractmethod
+    def add_trace(self, other: Block, total: Float[Tensor, "n m"]) -> None:
+        """total += Σ_r J_r J'_rᵀ for all pairs of examples."""
+
+    @abstractmethod
+    def add_diagonal(self, other: Block, total: Float[Tensor, "n m R"]) -> None:
+        """total += J_r J'_rᵀ for all pairs of examples and each row r."""
+
+    @abstractmethod
+    def squares(self) -> Float[Tensor, " p"]:
+        """Σ_{n,r} J² of each weight: the diagonal of JᵀJ."""
+
+    @abstractmethod
+    def marginal(self, variances: Float[Tensor, " p"]) -> Float[Tensor, "n R R"]:
+        """J diag(v) Jᵀ of each example."""
+
+    @abstractmethod
+    def push(self, vectors: Float[Tensor, "p S"]) -> Float[Tensor, "n R S"]:
+        """J v."""
+
+    @abstractmethod
+    def pull(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "p S"]:
+        """Jᵀ u, summed over the examples."""
+
+    @abstractmethod
+    def pull_each(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "n p S"]:
+        """Jᵀ u of each example apart."""

@@ -1,0 +1,141 @@
+"""Lookup: the Jacobian of an embedding. Only the rows of the table that an example looks up have a derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dnn2gp.features.blocks.base import Block
+from dnn2gp.features.blocks.rows import Rows
+
+
+@final
+class Lookup(Block):
+    """Indices t (n × L) into a table of V rows of d numbers, and G (n × R × L × d): J_r[v] = Σ_l [t_l = v] g_rl."""
+
+    def __init__(
+        self, index: Int[Tensor, "n L"], G: Float[Tensor, "n R L d"], parts: tuple[slice, ...], num_entries: int
+    ) -> None:
+        """One part, the table of `num_entries` rows."""
+        self.index, self.G, self.parts, self.num_entries = index, G, parts, num_entries
+
+    @property
+    def num_examples(self) -> int:
+        """n."""
+        return self.G.shape[0]
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return self.G.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of G."""
+        return self.G.dtype
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The indices and G."""
+        return self.index, self.G
+
+    def to(self, dtype: torch.dtype) -> Lookup:
+        """In another dtype."""
+        return self._with(self.index, self.G.to(dtype))
+
+    def take(self, examples: slice) -> Lookup:
+        """Some of the examples."""
+        return self._with(self.index[examples], self.G[examples])
+
+    def joined(self, others: Sequence[Block]) -> Block:
+        """All examples; the number of positions must agree, otherwise the rows are joined."""
+        same = [o for o in others if isinstance(o, Lookup) and o.index.shape[1] == self.index.shape[1]]
+        if len(same) < len(others):
+            return Rows(self.rows(), self.parts).joined(others)
+        return self._with(torch.cat([self.index, *(o.index for o in same)]), torch.cat([self.G, *(o.G for o in same)]))
+
+    def scaled(self, scales: Sequence[Float[Tensor, ""]]) -> Lookup:
+        """The scale goes into G."""
+        return self._with(self.index, self.G * scales[0])
+
+    def rows(self) -> Float[Tensor, "n R p"]:
+        """J for the whole table."""
+        return self._over(torch.arange(self.num_entries, device=self.G.device)).values
+
+    def add_full(self, other: Block, total: Float[Tensor, "n R m Q"]) -> None:
+        """From the entries of the table that both look up."""
+        left, right = self._common(other)
+        left.add_full(right, total)
+
+    def add_trace(self, other: Block, total: Float[Tensor, "n m"]) -> None:
+        """From the entries of the table that both look up."""
+        left, right = self._common(other)
+        left.add_trace(right, total)
+
+    def add_diagonal(self, other: Block, total: Float[Tensor, "n m R"]) -> None:
+        """From the entries of the table that both look up."""
+        left, right = self._common(other)
+        left.add_diagonal(right, total)
+
+    def squares(self) -> Float[Tensor, " p"]:
+        """Σ J² of each entry of the table that is looked up."""
+        used = self._used()
+        total = self.G.new_zeros(self.num_entries, self.G.shape[3])
+        total[used] = self._over(used).squares().view(len(used), -1)
+        return total.flatten()
+
+    def marginal(self, variances: Float[Tensor, " p"]) -> Float[Tensor, "n R R"]:
+        """J diag(v) Jᵀ over the entries that are looked up."""
+        used = self._used()
+        return self._over(used).marginal(variances.view(self.num_entries, -1)[used].flatten())
+
+    def push(self, vectors: Float[Tensor, "p S"]) -> Float[Tensor, "n R S"]:
+        """Σ_l ⟨g_rl, v[t_l]⟩."""
+        looked_up = vectors.view(self.num_entries, self.G.shape[3], -1)[self.index]
+        return self.G.flatten(2) @ looked_up.flatten(1, 2)
+
+    def pull(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "p S"]:
+        """Σ_l (Σ_r u_r g_rl) added at t_l."""
+        mixed = self._mixed(cotangents)
+        total = mixed.new_zeros(self.num_entries, *mixed.shape[2:])
+        return total.index_add_(0, self.index.flatten(), mixed.flatten(0, 1)).flatten(0, 1)
+
+    def pull_each(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "n p S"]:
+        """The same for each example."""
+        mixed = self._mixed(cotangents)
+        n, _, d, S = mixed.shape
+        places = self.index + self.num_entries * torch.arange(n, device=self.index.device)[:, None]
+        total = mixed.new_zeros(n * self.num_entries, d, S)
+        return total.index_add_(0, places.flatten(), mixed.flatten(0, 1)).view(n, -1, S)
+
+    def _mixed(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "n L d S"]:
+        """Σ_r u_r G_r."""
+        return (self.G.flatten(2).mT @ cotangents).unflatten(1, self.G.shape[2:])
+
+    def _used(self) -> Int[Tensor, " U"]:
+        return self.index.unique()
+
+    def _over(self, entries: Int[Tensor, " U"]) -> Rows:
+        """J for some entries of the table (sorted, all that are looked up among them or left out)."""
+        n, R, L, d = self.G.shape
+        place = torch.searchsorted(entries, self.index.contiguous()).clamp_(max=len(entries) - 1)
+        known = (entries[place] == self.index).to(self.dtype)
+        rows = self.G.new_zeros(n, R, len(entries), d)
+        where = place[:, None, :, None].expand(n, R, L, d)
+        return Rows(rows.scatter_add(2, where, self.G * known[:, None, :, None]).flatten(2), self.parts)
+
+    def _common(self, other: Block) -> tuple[Rows, Rows]:
+        """Both over the entries that both look up."""
+        if not isinstance(other, Lookup):
+            return Rows(self.rows(), self.parts), Rows(other.rows(), self.parts)
+        left, right = self._used(), other._used()
+        common = left[torch.isin(left, right)]
+        return (
+            (self._over(common), other._over(common)) if len(common) else (self._over(left[:1]), other._over(left[:1]))
+        )
+
+    def _with(self, index: Tensor, G: Tensor) -> Lookup:
+        return Lookup(index, G, self.parts, self.num_entries)

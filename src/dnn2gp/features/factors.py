@@ -1,0 +1,153 @@
+"""Factors: SᵀJ of a few examples, as one block for each group of weights; every product is a sum over the blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.features.blocks import Block, Outer, Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """SᵀJ ∈ R^{(n·R)×P} by blocks. The parts of all blocks cover the weights once, or miss some that do not matter."""
+
+    blocks: tuple[Block, ...]
+    num_weights: int
+
+    @staticmethod
+    def of_rows(rows: Float[Tensor, "n R P"]) -> Factors:
+        """One block that holds all weights: what an engine gives that knows nothing of layers."""
+        return Factors((Rows(rows, (slice(0, rows.shape[2]),)),), rows.shape[2])
+
+    @property
+    def num_examples(self) -> int:
+        """n."""
+        return self.blocks[0].num_examples
+
+    @property
+    def num_rows(self) -> int:
+        """R, the rows of each example."""
+        return self.blocks[0].num_rows
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the blocks."""
+        return self.blocks[0].dtype
+
+    @property
+    def bytes(self) -> int:
+        """The memory that the blocks hold."""
+        return sum(block.bytes for block in self.blocks)
+
+    def with_blocks(self, blocks: Sequence[Block]) -> Factors:
+        """Other blocks of the same weights."""
+        return replace(self, blocks=tuple(blocks))
+
+    def to(self, dtype: torch.dtype) -> Factors:
+        """The same in another dtype."""
+        return self.with_blocks([block if block.dtype == dtype else block.to(dtype) for block in self.blocks])
+
+    def take(self, examples: slice) -> Factors:
+        """Those of some of the examples."""
+        return self.with_blocks([block.take(examples) for block in self.blocks])
+
+    def joined(self, others: Sequence[Factors]) -> Factors:
+        """Those of all examples, one set after the other."""
+        columns = zip(self.blocks, *(other.blocks for other in others), strict=True)
+        return self.with_blocks([first.joined(rest) for first, *rest in columns])
+
+    def compact(self) -> Factors:
+        """Each block in the form that is cheaper to keep and to use."""
+        return self.with_blocks([block.compact() if isinstance(block, Outer) else block for block in self.blocks])
+
+    def rows(self) -> Float[Tensor, "n R P"]:
+        """SᵀJ, all of it in memory."""
+        if len(self.blocks) == 1 and self.blocks[0].parts == (slice(0, self.num_weights),):
+            return self.blocks[0].rows()
+        pieces = [(part, piece) for block in self.blocks for part, piece in _pieces(block, block.rows())]
+        pieces.sort(key=lambda pair: pair[0].start)
+        if sum(part.stop - part.start for part, _ in pieces) == self.num_weights:
+            return torch.cat([piece for _, piece in pieces], -1)
+        result = pieces[0][1].new_zeros(self.num_examples, self.num_rows, self.num_weights)
+        for part, piece in pieces:
+            result[..., part] = piece
+        return result
+
+    def full(self, other: Factors) -> Float[Tensor, "n R m Q"]:
+        """J J'ᵀ for all pairs of rows."""
+        total = self._zeros(self.num_examples, self.num_rows, other.num_examples, other.num_rows)
+        for left, right in zip(self.blocks, other.blocks, strict=True):
+            left.add_full(right, total)
+        return total
+
+    def trace(self, other: Factors) -> Float[Tensor, "n m"]:
+        """Σ_r J_r J'_rᵀ for all pairs of examples."""
+        total = self._zeros(self.num_examples, other.num_examples)
+        for left, right in zip(self.blocks, other.blocks, strict=True):
+            left.add_trace(right, total)
+        return total
+
+    def diagonal(self, other: Factors) -> Float[Tensor, "n m R"]:
+        """J_r J'_rᵀ for all pairs of examples and each row r."""
+        total = self._zeros(self.num_examples, other.num_examples, self.num_rows)
+        for left, right in zip(self.blocks, other.blocks, strict=True):
+            left.add_diagonal(right, total)
+        return total
+
+    def squares(self) -> Float[Tensor, " P"]:
+        """Σ J² of each weight, the diagonal of JᵀJ."""
+        return self._assembled([block.squares().unsqueeze(-1) for block in self.blocks], (1,)).squeeze(-1)
+
+    def marginal(self, variances: Float[Tensor, " P"]) -> Float[Tensor, "n R R"]:
+        """J diag(v) Jᵀ of each example."""
+        parts = [block.marginal(_gathered(block, variances)) for block in self.blocks]
+        return torch.stack(parts).sum(0)
+
+    def push(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "n R S"]:
+        """J v."""
+        vectors = vectors.to(self.dtype)
+        return torch.stack([block.push(_gathered(block, vectors)) for block in self.blocks]).sum(0)
+
+    def pull(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "P S"]:
+        """Jᵀ u, summed over the examples."""
+        cotangents = cotangents.to(self.dtype)
+        return self._assembled([block.pull(cotangents) for block in self.blocks], (cotangents.shape[2],))
+
+    def pull_each(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "n P S"]:
+        """Jᵀ u of each example apart."""
+        cotangents = cotangents.to(self.dtype)
+        result = self._zeros(self.num_examples, self.num_weights, cotangents.shape[2])
+        for block in self.blocks:
+            for part, piece in _pieces(block, block.pull_each(cotangents).mT):
+                result[:, part] = piece.mT
+        return result
+
+    def _assembled(self, values: Sequence[Tensor], trailing: tuple[int, ...]) -> Float[Tensor, "P S"]:
+        result = self._zeros(self.num_weights, *trailing)
+        for block, value in zip(self.blocks, values, strict=True):
+            for part, piece in zip(block.parts, value.split(_sizes(block)), strict=True):
+                result[part] = piece
+        return result
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self.blocks[0].tensors()[-1].device)
+
+
+def _sizes(block: Block) -> list[int]:
+    return [part.stop - part.start for part in block.parts]
+
+
+def _pieces(block: Block, values: Float[Tensor, "*B p"]) -> list[tuple[slice, Tensor]]:
+    """Values over a block's weights, part by part."""
+    return list(zip(block.parts, values.split(_sizes(block), -1), strict=True))
+
+
+def _gathered(block: Block, vectors: Tensor) -> Tensor:
+    """The entries of a block's weights, in the block's order."""
+    pieces = [vectors[part] for part in block.parts]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -1,0 +1,19 @@
+"""What one example costs an engine: the bytes that it holds, and the operations that make them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one example with R rows, in the dtype of the weights."""
+
+    capture: int
+    """While its factors are made: activations, gradients, and what the passes need besides."""
+    factors: int
+    """Of the factors, in the form that is kept."""
+    rows: int
+    """Of its R rows of the Jacobian, R · P numbers."""
+    operations: float
+    """Multiplications and additions to make the factors."""

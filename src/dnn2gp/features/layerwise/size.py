@@ -1,0 +1,58 @@
+"""How much a block holds and how many operations its products take, for any number of rows: what a plan adds up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dnn2gp.features.blocks import Block, Lookup, Outer
+
+
+@dataclass(frozen=True)
+class BlockSize:
+    """The sizes of a block for one example: a numbers once, g numbers for each row, p weights."""
+
+    parts: tuple[slice, ...]
+    a: int
+    g: int
+    p: int
+    positions: int
+    shape: tuple[int, int] | None
+    """(o, i) of an outer product."""
+    table: bool = False
+
+    @staticmethod
+    def of(block: Block) -> BlockSize:
+        """From the block of a few examples."""
+        n, R = block.num_examples, block.num_rows
+        if isinstance(block, Outer):
+            (_, i, L), o = block.A.shape, block.G.shape[2]
+            return BlockSize(block.parts, i * L, o * L, block.size, L, (o, i))
+        held = sum(tensor.numel() for tensor in block.tensors()) // (n * R)
+        return BlockSize(block.parts, 0, held, block.size, 1, None, isinstance(block, Lookup))
+
+    def made(self, rows: int) -> int:
+        """Numbers while the block is made: the factors, and a copy of them in the order that products like."""
+        return 2 * (self.a + rows * self.g) + (self._explicit(rows) * rows * self.p)
+
+    def kept(self, rows: int) -> int:
+        """Numbers in the form that is kept (see `Outer.compact`)."""
+        return rows * self.p if self._explicit(rows) else self.a + rows * self.g
+
+    def operations(self, rows: int) -> float:
+        """To bring the factors into the form that is kept."""
+        return 2.0 * rows * self.p * self.positions if self._explicit(rows) else 0.0
+
+    def pair_operations(self, left: int, right: int, *, trace: bool) -> float:
+        """Of the product of two examples: all pairs of rows, or (`trace`) only equal ones."""
+        pairs = left if trace else left * right
+        if self.shape is None or self._explicit(left):
+            return 2.0 * pairs * self.p
+        o, i = self.shape
+        together = self.positions**2 * (o * pairs + i)
+        return 2.0 * min(together, pairs * o * i) if self.positions > 1 else 2.0 * together
+
+    def _explicit(self, rows: int) -> bool:
+        if self.shape is None:
+            return False
+        o, i = self.shape
+        return self.positions > 1 and rows * o * i <= 2 * (self.a + rows * self.g)

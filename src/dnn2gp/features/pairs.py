@@ -1,0 +1,102 @@
+"""Pairs of blocks of examples: the order in which a kernel matrix is computed, within the memory budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from dnn2gp.features.factors import Factors
+from dnn2gp.memory import chunks, require
+from dnn2gp.progress import track
+
+Maker = Callable[[slice], Factors]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One axis of a kernel: how many examples, what the factors of one cost, and how they are made."""
+
+    num_examples: int
+    rows: int
+    """R, the rows of an example."""
+    kept: int
+    """Bytes of an example's factors."""
+    capture: int
+    """Bytes of an example while its factors are made, besides the factors themselves."""
+    make: Maker
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """Blocks of `block` examples; the factors of `held` of the left ones are there at once, and of the right ones all
+    or one block. `bytes` is the peak of all this."""
+
+    block: int
+    held: int
+    right_held: bool
+    bytes: int
+
+
+# Rows of a block of a kernel matrix: large enough for a fast product, small enough that it stays in a cache.
+_BLOCK_ROWS = 1024
+_BLOCK_EXAMPLES = 128
+
+
+def plan_pairs(
+    left: Side, right: Side | None, entry: int, budget: int, what: str, instead: str, block: int | None = None
+) -> PairPlan:
+    """The largest blocks, and as many held factors, as fit into `budget`; `entry` is the bytes of one entry's pairs.
+
+    `right` None means a symmetric kernel, of which one triangle is computed.
+    """
+    other = left if right is None else right
+    rows = max(left.rows, other.rows)
+    block = block or max(1, min(_BLOCK_EXAMPLES, _BLOCK_ROWS // rows))
+    block = max(1, min(block, max(left.num_examples, other.num_examples)))
+    while True:
+        # A block's products (three copies), what is needed to make factors, and one block of factors on each side.
+        fixed = 3 * entry * block**2 + block * max(left.capture + left.kept, other.capture + other.kept)
+        least = fixed + block * (left.kept + other.kept)
+        if least <= budget or block == 1:
+            break
+        block = max(1, block // 2)
+    require(least, budget, what, instead)
+    everything = left.num_examples * left.kept + (0 if right is None else right.num_examples * right.kept)
+    if fixed + everything <= budget:
+        return PairPlan(block, left.num_examples, True, fixed + everything)
+    room = (budget - fixed - block * other.kept) // max(1, left.kept)
+    held = min(left.num_examples, max(block, room // block * block))
+    return PairPlan(block, held, False, fixed + held * left.kept + block * other.kept)
+
+
+def pairs(left: Side, right: Side | None, plan: PairPlan, what: str) -> Iterator[tuple[slice, slice, Factors, Factors]]:
+    """(left examples, right examples, the factors of each) for all pairs of blocks, or for one triangle of them."""
+    other = left if right is None else right
+    columns = list(chunks(other.num_examples, plan.block))
+    kept = [other.make(part) for part in columns] if plan.right_held and right is not None else None
+    groups = list(chunks(left.num_examples, plan.held))
+    steps = track(range(-(-left.num_examples // plan.block)), what)
+    for group in groups:
+        parts = [
+            slice(group.start + p.start, group.start + p.stop) for p in chunks(group.stop - group.start, plan.block)
+        ]
+        own = {part.start: left.make(part) for part in parts}
+        for index, part in enumerate(parts):
+            next(steps, None)
+            for mate in parts[index:] if right is None else []:
+                yield part, mate, own[part.start], own[mate.start]
+        for position, column in enumerate(columns):
+            if right is None and column.start < group.stop:
+                continue
+            factors = kept[position] if kept is not None else other.make(column)
+            for part in parts:
+                yield part, column, own[part.start], factors
+    for _ in steps:
+        pass
+
+
+def entry_bytes(left_rows: int, right_rows: int, dtype: torch.dtype) -> int:
+    """Bytes of the block of a full kernel that belongs to one pair of examples."""
+    return left_rows * right_rows * dtype.itemsize
