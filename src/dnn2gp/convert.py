@@ -20,12 +20,16 @@ from dnn2gp.network import Network
 from dnn2gp.priors import PriorPrecision, expand_precision
 from dnn2gp.progress import show_progress
 from dnn2gp.structures import Dense, Structure
+from dnn2gp.subset import Subset, subset_names
 
 # Above this share of its two parts (data and prior), the gradient of the loss is not that of a minimum.
 _MINIMUM = 0.05
 # A Gauss-Newton step that moves no output by more than this many posterior standard deviations does not matter.
 _NOTICEABLE = 0.5
-_EXAMPLES: dict[type, str] = {Structure: "Dense or Diagonal", Inference: "WeightSpace or FunctionSpace"}
+_EXAMPLES: dict[type, str] = {
+    Structure: "Dense, BlockDiagonal, Kronecker or Diagonal",
+    Inference: "WeightSpace or FunctionSpace",
+}
 
 
 def convert(
@@ -34,6 +38,7 @@ def convert(
     likelihood: Likelihood,
     prior_precision: PriorPrecision,
     *,
+    subset: Subset | None = None,
     structure: type[Structure] = Dense,
     inference: type[Inference] | None = None,
     features: Callable[..., NetworkFeatures] = LayerwiseFeatures,
@@ -48,7 +53,8 @@ def convert(
     likelihood       the loss it was trained with, e.g. CategoricalLikelihood()
     prior_precision  δ of the L2 penalty ½ δ wᵀw on the *summed* loss: a number, one a layer, or one a weight
                      (see precision_from_weight_decay for networks trained on the mean loss)
-    structure        Dense is exact; Diagonal is cheap and far from it
+    subset           the layers that get a posterior, the others fixed: "last layer", names of modules, or modules
+    structure        Dense is exact; BlockDiagonal, Kronecker and Diagonal are cheaper and far from it
     inference        WeightSpace or FunctionSpace; by default the smaller of the two, which agree
     features         the engine for Jacobian products: LayerwiseFeatures, or JacobianFeatures (torch.func), which agree
     expansion        Expansion.gauss_newton, or Expansion.empirical_fisher for gradient features
@@ -65,6 +71,8 @@ def convert(
     with show_progress(progress):
         training = read_data(data)
         function = Network(network, training.inputs)
+        if subset is not None:
+            function = function.restricted(subset_names(function, subset, function.check_inputs(training.inputs)))
         inputs = function.check_inputs(training.inputs)
         targets = likelihood.check_targets(
             training.targets, training.num_examples, function.num_outputs, function.dtype

@@ -34,7 +34,7 @@ class FunctionSamples:
     def __call__(self, inputs: Inputs) -> Float[Tensor, "S N *shape"]:
         """The values of each function at the inputs."""
         network = self.features.network
-        inputs = network.check_inputs(check_inputs(inputs))
+        inputs = network.check_inputs(check_inputs(inputs), keep_graph=True)
         moves = (self.weights - self.features.anchor).T
         values = self.features.outputs(inputs)[..., None] + self.features.jvp(inputs, moves)
         return values.permute(2, 0, 1).reshape(len(self.weights), -1, *network.output_shape)
@@ -102,7 +102,10 @@ class GaussianProcess:
         return self.inference.covariance(self.features, inputs, other).to(self.features.anchor.dtype)
 
     def predict(self, inputs: Inputs, likelihood: Likelihood | None = None) -> Predictive:
-        """The predictive distribution of y, Appendix B. `likelihood` gives the noise at these inputs if it differs."""
+        """The predictive distribution of y, Appendix B. `likelihood` gives the noise at these inputs if it differs.
+
+        Inputs that require a gradient get one: every field of the result can be differentiated with respect to them.
+        """
         inputs = self._checked(inputs)
         outputs = self.features.outputs(inputs)
         shift = -self.features.jvp(inputs, self.inference.step[:, None])[..., 0]
@@ -131,7 +134,7 @@ class GaussianProcess:
         if self.model.expansion.features is not self.features:
             raise InputError("Conditioning is defined for Gauss-Newton features; this GP has gradient features.")
         extra = read_data(data)
-        inputs = self._checked(extra.inputs)
+        inputs = self.network.check_inputs(extra.inputs)
         likelihood = (likelihood or self.likelihood).detached()
         network = self.network
         targets = likelihood.check_targets(extra.targets, extra.num_examples, network.num_outputs, network.dtype)
@@ -156,4 +159,4 @@ class GaussianProcess:
         return values.reshape(len(values), *self.network.output_shape)
 
     def _checked(self, inputs: Inputs) -> Inputs:
-        return self.network.check_inputs(check_inputs(inputs))
+        return self.network.check_inputs(check_inputs(inputs), keep_graph=True)

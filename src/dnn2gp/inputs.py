@@ -70,6 +70,11 @@ def describe(inputs: Inputs) -> str:
     return f"a {type(inputs).__name__} of [{', '.join(map(_describe_leaf, inputs))}]"
 
 
+def differentiable(inputs: Inputs) -> bool:
+    """Whether results are to carry gradients with respect to these inputs: they require one, and gradients are on."""
+    return torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves(inputs))
+
+
 def num_examples(inputs: Inputs) -> int:
     """N, the length of the first axis."""
     return len(leaves(inputs)[0])

@@ -44,7 +44,6 @@ class Kernel:
         return self.features.kernel_diagonal(inputs, self.precision, other).to(self.features.anchor.dtype)
 
     def _checked(self, inputs: Inputs, other: Inputs | None) -> tuple[Inputs, Inputs | None]:
-        network = self.features.network
-        return network.check_inputs(check_inputs(inputs)), None if other is None else network.check_inputs(
-            check_inputs(other)
-        )
+        check = self.features.network.check_inputs
+        checked = check(check_inputs(inputs), keep_graph=True)
+        return checked, None if other is None else check(check_inputs(other), keep_graph=True)

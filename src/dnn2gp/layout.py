@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -26,6 +27,12 @@ class Layout:
     def num_weights(self) -> int:
         """P."""
         return sum(self.sizes)
+
+    @property
+    def ranges(self) -> dict[str, slice]:
+        """Weight name → its range of the flat vector."""
+        starts = [0, *accumulate(self.sizes)]
+        return {name: slice(a, b) for name, a, b in zip(self.names, starts[:-1], starts[1:], strict=True)}
 
     @property
     def layers(self) -> dict[str, list[int]]:

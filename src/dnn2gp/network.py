@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from dnn2gp.errors import InputError, NetworkError, TrainModeWarning
 from dnn2gp.evaluation import evaluation_mode
-from dnn2gp.inputs import Inputs, describe, leaves, map_inputs, num_examples, repack, same_form, take
+from dnn2gp.inputs import Inputs, describe, differentiable, leaves, map_inputs, num_examples, repack, same_form, take
 from dnn2gp.layout import Layout
 from dnn2gp.randomness import global_states_kept
 
@@ -87,6 +87,10 @@ class Network:
         """The device of the weights."""
         return self.weights.device
 
+    def restricted(self, names: list[str]) -> Network:
+        """The same function of fewer weights, the others fixed at their values."""
+        return Network(self.module, self._example, state=self.state(), trainable=names)
+
     def state(self) -> dict[str, Tensor]:
         """All weights (frozen ones too) and buffers by name."""
         return {**self.layout.unflatten(self.weights), **self._frozen, **self._buffers}
@@ -99,8 +103,11 @@ class Network:
             raise _no_tensor(outputs)
         return outputs.reshape(num_examples(inputs), -1)
 
-    def check_inputs(self, inputs: Inputs) -> Inputs:
-        """Move inputs to the device of the weights; refuse other float dtypes, non-finite values and other forms."""
+    def check_inputs(self, inputs: Inputs, *, keep_graph: bool = False) -> Inputs:
+        """Move inputs to the device of the weights; refuse other float dtypes, non-finite values and other forms.
+
+        `keep_graph`: inputs that require a gradient go on doing so, so that results can be differentiated.
+        """
         for leaf in leaves(inputs):
             if leaf.is_floating_point() and leaf.dtype != self.dtype:
                 raise InputError(
@@ -110,7 +117,8 @@ class Network:
             if leaf.is_floating_point() and not leaf.isfinite().all():
                 row = int((~leaf.isfinite()).reshape(len(leaf), -1).any(1).nonzero()[0])
                 raise InputError(f"inputs: example {row} holds NaN or infinity. Remove or impute such examples.")
-        inputs = map_inputs(lambda leaf: leaf.detach().to(self.device), inputs)
+        keep_graph = keep_graph and differentiable(inputs)
+        inputs = map_inputs(lambda leaf: (leaf if keep_graph else leaf.detach()).to(self.device), inputs)
         return inputs if same_form(inputs, self._example) else self._adapted(inputs)
 
     def _adapted(self, inputs: Inputs) -> Inputs:

@@ -6,6 +6,7 @@ from dnn2gp.features.factors import Factors
 from dnn2gp.features.functional import JacobianFeatures
 from dnn2gp.features.gradient import GradientFeatures
 from dnn2gp.features.jacobian import NetworkFeatures
+from dnn2gp.features.kronecker import KroneckerFactors
 from dnn2gp.features.layerwise import LayerwiseFeatures
 from dnn2gp.features.operator import FactoredOperator
 from dnn2gp.features.plan import Plan
@@ -18,6 +19,7 @@ __all__ = [
     "FeatureMap",
     "GradientFeatures",
     "JacobianFeatures",
+    "KroneckerFactors",
     "LayerwiseFeatures",
     "NetworkFeatures",
     "Plan",

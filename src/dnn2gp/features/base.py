@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.footprint import Footprint
+from dnn2gp.features.kronecker import KroneckerFactors, kronecker_factors
 from dnn2gp.features.pairs import Side, pairs, plan_pairs
 from dnn2gp.features.plan import Plan
 from dnn2gp.features.result import Result
@@ -50,6 +51,15 @@ class FeatureMap(ABC):
     def parts(self) -> list[slice]:
         """The ranges of weights that blocks are made of."""
         return [slice(0, self.num_weights)]
+
+    @property
+    def layers(self) -> list[tuple[slice, ...]]:
+        """The ranges of weights of each layer; here, all weights as one."""
+        return [(slice(0, self.num_weights),)]
+
+    @property
+    def _layer_sizes(self) -> list[int]:
+        return [sum(part.stop - part.start for part in parts) for parts in self.layers]
 
     def pair_operations(self, left_rows: int, right_rows: int, *, trace: bool = False) -> float:
         """Operations of the product of the rows of two examples: all pairs of rows, or only equal ones."""
@@ -88,6 +98,24 @@ class FeatureMap(ABC):
         for _, factors in self._factors(inputs, "diag JᵀΛJ", root):
             total += factors.squares()
         return total
+
+    def ggn_blocks(self, inputs: Inputs, root: Float[Tensor, "N Q R"]) -> list[Float[Tensor, "p p"]]:
+        """The blocks of Jᵀ Λ J on its diagonal, one for each of `layers`, in float64."""
+        totals = [torch.zeros(size, size, dtype=torch.float64, device=self.anchor.device) for size in self._layer_sizes]
+        fixed = sum(8 * size**2 for size in self._layer_sizes)
+        for _, factors in self._factors(inputs, "blocks of JᵀΛJ", root, formed=True, fixed=fixed):
+            for total, parts in zip(totals, self.layers, strict=True):
+                rows = factors.columns(parts).flatten(0, 1).double()
+                total.addmm_(rows.T, rows)
+        return totals
+
+    def kronecker(self, inputs: Inputs, root: Float[Tensor, "N Q R"]) -> list[KroneckerFactors]:
+        """The Kronecker factors of Jᵀ Λ J for each layer (KFAC)."""
+        return kronecker_factors(factors for _, factors in self._factors(inputs, "Kronecker factors", root))
+
+    def kronecker_numbers(self) -> int:
+        """How many numbers the Kronecker factors of all layers hold."""
+        return sum((part.stop - part.start) ** 2 for part in self.parts)
 
     def covariance(self, inputs: Inputs, precision: Whitener) -> Float[Tensor, "N Q Q"]:
         """J(x) Σ J(x)ᵀ of each example."""

@@ -78,6 +78,22 @@ class Factors:
             result[..., part] = piece
         return result
 
+    def columns(self, parts: Sequence[slice]) -> Float[Tensor, "n R p"]:
+        """SᵀJ of some ranges of weights, one after the other."""
+        result = self._zeros(self.num_examples, self.num_rows, sum(part.stop - part.start for part in parts))
+        for block in self.blocks:
+            if not any(a.start < b.stop and b.start < a.stop for a in block.parts for b in parts):
+                continue
+            for own, piece in _pieces(block, block.rows()):
+                start = 0
+                for part in parts:
+                    low, high = max(own.start, part.start), min(own.stop, part.stop)
+                    if low < high:
+                        place = slice(start + low - part.start, start + high - part.start)
+                        result[..., place] = piece[..., low - own.start : high - own.start]
+                    start += part.stop - part.start
+        return result
+
     def full(self, other: Factors) -> Float[Tensor, "n R m Q"]:
         """J J'ᵀ for all pairs of rows."""
         total = self._zeros(self.num_examples, self.num_rows, other.num_examples, other.num_rows)

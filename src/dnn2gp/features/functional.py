@@ -10,7 +10,7 @@ from torch.func import jacrev, vjp, vmap
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.footprint import Footprint
 from dnn2gp.features.jacobian import NetworkFeatures, attempt, close, probe_vectors, pull
-from dnn2gp.inputs import Inputs, map_inputs, num_examples, take
+from dnn2gp.inputs import Inputs, differentiable, map_inputs, num_examples, take
 
 
 class JacobianFeatures(NetworkFeatures):
@@ -18,8 +18,12 @@ class JacobianFeatures(NetworkFeatures):
 
     @torch.inference_mode(False)
     def factors(self, inputs: Inputs, cotangents: Float[Tensor, "N K R"] | None = None) -> Factors:
-        """One block with the rows of J, or of UᵀJ."""
-        if not self.batched:
+        """One block with the rows of J, or of UᵀJ.
+
+        Where the result is to be differentiated once more, by plain backward passes: torch.func leaves out terms there
+        for some layers (LayerNorm).
+        """
+        if not self.batched or differentiable(inputs):
             return Factors.of_rows(self._looped(inputs, cotangents))
         with torch.no_grad():
             if cotangents is None or cotangents.shape[2] > self.num_outputs:
@@ -49,7 +53,8 @@ class JacobianFeatures(NetworkFeatures):
             with torch.enable_grad():
                 weights = self.anchor.detach().requires_grad_(True)
                 outputs = self.network(weights, take(inputs, slice(index, index + 1)))[0]
-                rows.append(torch.stack([pull(outputs, weights, row) for row in own]))
+                own_rows = [pull(outputs, weights, row, differentiable(inputs)) for row in own]
+                rows.append(torch.stack(own_rows))
         return torch.stack(rows)
 
     def _probe_passes(self, example: Inputs) -> Float[Tensor, " P"]:

@@ -45,6 +45,15 @@ class GradientFeatures(FeatureMap):
         """Those of the network's engine."""
         return self.jacobian_features.parts
 
+    @property
+    def layers(self) -> list[tuple[slice, ...]]:
+        """Those of the network."""
+        return self.jacobian_features.layers
+
+    def kronecker_numbers(self) -> int:
+        """Those of the network's engine."""
+        return self.jacobian_features.kronecker_numbers()
+
     def pair_operations(self, left_rows: int, right_rows: int, *, trace: bool = False) -> float:
         """Those of the network's engine."""
         return self.jacobian_features.pair_operations(left_rows, right_rows, trace=trace)

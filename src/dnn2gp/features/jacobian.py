@@ -12,7 +12,7 @@ from torch.func import jvp
 
 from dnn2gp.errors import NetworkError
 from dnn2gp.features.base import FeatureMap
-from dnn2gp.inputs import Inputs, num_examples, take
+from dnn2gp.inputs import Inputs, differentiable, num_examples, take
 from dnn2gp.memory import check_budget, chunk_size, chunks
 from dnn2gp.network import Network
 
@@ -43,10 +43,16 @@ class NetworkFeatures(FeatureMap):
         if not self._probe_passes(take(inputs, slice(0, 1))).any():
             self._check_dependence(inputs)
 
+    @property
+    def layers(self) -> list[tuple[slice, ...]]:
+        """The ranges of weights that each module owns."""
+        ranges = list(self.network.layout.ranges.values())
+        return [tuple(ranges[position] for position in members) for members in self.network.layout.layers.values()]
+
     @torch.inference_mode(False)
     def outputs(self, inputs: Inputs) -> Float[Tensor, "N K"]:
         """f_w(x) at the anchor."""
-        with torch.no_grad():
+        with torch.set_grad_enabled(differentiable(inputs)):
             parts = [self.network(self.anchor, take(inputs, part)) for part in self._passes(inputs)]
         return torch.cat(parts)
 
@@ -54,10 +60,11 @@ class NetworkFeatures(FeatureMap):
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N K S"]:
         """J v for each column v, in forward mode: one pass over the network, no Jacobian.
 
-        More columns than rows (S > 2K) are cheaper with the factors of the Jacobian, chunk by chunk.
+        More columns than rows (S > 2K) are cheaper with the factors of the Jacobian, chunk by chunk; and results that
+        are to be differentiated need them, as forward mode leaves out terms for some layers (LayerNorm).
         """
         vectors = vectors.to(self.anchor.dtype)
-        if not self.forward_mode or vectors.shape[1] > 2 * self.num_outputs:
+        if not self.forward_mode or differentiable(inputs) or vectors.shape[1] > 2 * self.num_outputs:
             return super().jvp(inputs, vectors)
         parts = []
         for part in self._passes(inputs):
@@ -144,9 +151,9 @@ def probe_vectors(anchor: Float[Tensor, " P"], num_outputs: int) -> tuple[Float[
     return cotangent, vector
 
 
-def pull(outputs: Tensor, weights: Tensor, cotangent: Tensor) -> Float[Tensor, " P"]:
+def pull(outputs: Tensor, weights: Tensor, cotangent: Tensor, create_graph: bool = False) -> Float[Tensor, " P"]:
     """Jᵀu, keeping the graph for more."""
-    return torch.autograd.grad(outputs, weights, cotangent, retain_graph=True)[0]
+    return torch.autograd.grad(outputs, weights, cotangent, retain_graph=True, create_graph=create_graph)[0]
 
 
 def attempt(function: Callable[[], Tensor]) -> Tensor | None:

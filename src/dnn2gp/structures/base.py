@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -74,6 +75,11 @@ class Structure(Whitener):
     @abstractmethod
     def from_state(cls, state: dict[str, Tensor]) -> Structure:
         """The inverse of `state`."""
+
+    def block(self, parts: Sequence[slice]) -> Float[Tensor, "p p"]:
+        """The entries of Σ⁻¹ for some ranges of weights (for few of them)."""
+        index = torch.cat([torch.arange(part.start, part.stop) for part in parts])
+        return self.dense()[index[:, None], index]
 
     def covariance(self) -> Float[Tensor, "P P"]:
         """Σ as a matrix (for small P)."""

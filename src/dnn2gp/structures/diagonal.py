@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -89,6 +90,10 @@ class Diagonal(Structure):
     def dense(self) -> Float[Tensor, "P P"]:
         """diag(d)."""
         return torch.diag(self.values.double())
+
+    def block(self, parts: Sequence[slice]) -> Float[Tensor, "p p"]:
+        """diag(d) on some ranges."""
+        return torch.diag(torch.cat([self.values[part] for part in parts]).double())
 
     def double(self) -> Diagonal:
         """diag(d) in float64; rows that it whitens become float64."""

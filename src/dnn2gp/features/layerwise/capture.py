@@ -22,10 +22,11 @@ class Recorder(TorchFunctionMode):
     rule gives a use; one with a body is computed by that body; weights in any other function are `unknown`.
     """
 
-    def __init__(self, weights: FlatWeights, *, copy: bool = False) -> None:
-        """Note the uses of `weights`; `copy` keeps copies of what networks change in place later."""
+    def __init__(self, weights: FlatWeights, *, copy: bool = False, keep_graph: bool = False) -> None:
+        """Note the uses of `weights`; `copy` keeps copies of what networks change in place later, `keep_graph` what is
+        needed to differentiate the result with respect to the inputs."""
         super().__init__()
-        self.weights, self.copy = weights, copy
+        self.weights, self.copy, self.keep_graph = weights, copy, keep_graph
         self.uses: list[tuple[Use, GradientEdge]] = []
         self.unknown: list[slice] = []
         self.views: list[Tensor] = []
@@ -63,7 +64,7 @@ class Recorder(TorchFunctionMode):
         known = None
         if isinstance(output, Tensor) and output.requires_grad and func in Rules.rules:
             output = output.clone() if output._is_view() and not _in_place(func) else output
-            known = Rules.rules[func](self.weights, args, kwargs, output)
+            known = self._kept(func, args, kwargs, output)
         if known is None or output._is_view():
             self.unknown += [self.weights.extent(value) for value in given]
             return output
@@ -72,6 +73,15 @@ class Recorder(TorchFunctionMode):
             if use.kept is not None:
                 self._versions.append((use.kept, use.kept._version))
         return output
+
+    def _kept(self, func: Callable[..., Any], args: tuple, kwargs: dict, output: Tensor) -> Any:
+        """What the rule keeps of a call; without the graph that made its arguments, unless that is asked for."""
+        rule = Rules.rules[func]
+        if self.keep_graph:
+            return rule(self.weights, args, kwargs, output)
+        with torch.no_grad():
+            plain = tuple(_detached(value) for value in args)
+            return rule(self.weights, plain, {name: _detached(value) for name, value in kwargs.items()}, output)
 
     def _copied(self, value: Any) -> Any:
         return value.clone() if isinstance(value, Tensor) and not self.weights.holds(value) else value
@@ -104,6 +114,10 @@ def gradients(
             )
         )
     return [None if column[0] is None else torch.stack(column) for column in zip(*passes, strict=True)]
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _tensors(args: tuple, kwargs: dict) -> list[Tensor]:

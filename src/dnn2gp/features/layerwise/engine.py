@@ -23,8 +23,7 @@ from dnn2gp.features.layerwise.merging import merged
 from dnn2gp.features.layerwise.size import BlockSize
 from dnn2gp.features.layerwise.uses import Uses, find_uses
 from dnn2gp.features.layerwise.weights import FlatWeights
-from dnn2gp.inputs import Inputs, leaves, num_examples, take
-from dnn2gp.layout import Layout
+from dnn2gp.inputs import Inputs, differentiable, leaves, num_examples, take
 from dnn2gp.network import Network
 
 
@@ -43,7 +42,7 @@ class LayerwiseFeatures(NetworkFeatures):
         super().__init__(network, inputs, anchor, memory_budget)
         self._flat = self.anchor.detach().clone()
         self._weights = FlatWeights(self._flat)
-        self._names = _ranges(network.layout)
+        self._names = network.layout.ranges
         self._copy, self._batched = False, True
         self._learned: dict[object, Uses] = {}
         self._left: set[str] = set()
@@ -82,8 +81,14 @@ class LayerwiseFeatures(NetworkFeatures):
         rest = 0 if self.rest is None else self.rest.pair_operations(left_rows, right_rows, trace=trace)
         return own + rest
 
+    def kronecker_numbers(self) -> int:
+        """i² + o² for each layer; p² where there are no factors."""
+        own = sum(size.kronecker_numbers() for size in self._sizes)
+        return own + (0 if self.rest is None else self.rest.num_weights**2)
+
     def _blocks(self, inputs: Inputs, cotangents: Tensor | None, uses: Uses) -> list[Block]:
         """The block of each use, in the order of the forward pass."""
+        graph = differentiable(inputs)
         recorder, outputs = self.record(inputs)
         if tuple(use.parts for use, _ in recorder.uses) != uses.parts:
             raise NetworkError(
@@ -95,10 +100,10 @@ class LayerwiseFeatures(NetworkFeatures):
             return []
         columns = self._columns(cotangents, num_examples(inputs))
         edges = [edge for _, edge, _ in chosen]
-        found = gradients(outputs, edges, columns, batched=self._batched, create_graph=False)
+        found = gradients(outputs, edges, columns, batched=self._batched, create_graph=graph)
         del outputs, edges
         blocks = []
-        with torch.no_grad():
+        with torch.set_grad_enabled(graph):
             for position, (use, _, axis) in enumerate(chosen):
                 gradient = found[position]
                 found[position] = None  # so that it is freed as soon as its block is made
@@ -109,8 +114,9 @@ class LayerwiseFeatures(NetworkFeatures):
 
     def record(self, inputs: Inputs) -> tuple[Recorder, Float[Tensor, "N K"]]:
         """A forward pass in which every use of a weight is noted."""
+        graph = differentiable(inputs)
         with torch.enable_grad():
-            recorder = Recorder(self._weights, copy=self._copy)
+            recorder = Recorder(self._weights, copy=self._copy, keep_graph=graph)
             flat = self._flat.detach().requires_grad_(True)
             with recorder:
                 outputs = self.network(flat, inputs)
@@ -211,10 +217,3 @@ class LayerwiseFeatures(NetworkFeatures):
 def _listed(names: list[str]) -> str:
     shown = ", ".join(names[:4])
     return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
-
-
-def _ranges(layout: Layout) -> dict[str, slice]:
-    """The range of w that each named weight is."""
-    stops = torch.tensor(layout.sizes).cumsum(0).tolist()
-    starts = [0, *stops[:-1]]
-    return {name: slice(start, stop) for name, start, stop in zip(layout.names, starts, stops, strict=True)}

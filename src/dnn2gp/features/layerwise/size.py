@@ -51,6 +51,12 @@ class BlockSize:
         together = self.positions**2 * (o * pairs + i)
         return 2.0 * min(together, pairs * o * i) if self.positions > 1 else 2.0 * together
 
+    def kronecker_numbers(self) -> int:
+        """Numbers of the Kronecker factors."""
+        if self.table:
+            return self.p  # a table's factors are counts and a small matrix
+        return self.p**2 if self.shape is None else self.shape[0] ** 2 + self.shape[1] ** 2
+
     def _explicit(self, rows: int) -> bool:
         if self.shape is None:
             return False

@@ -1,0 +1,80 @@
+"""Kronecker factors of the GGN of each layer (KFAC), with the exact root of Λ in place of sampled labels.
+
+For a layer with inputs a_l and output gradients g_rl at L positions (r counts the columns of the root S of Λ),
+
+    Σₙ Jᵀ Λ J  ≈  A ⊗ G ,      A = Σ_{n,l} a aᵀ ,      G = Σ_{n,r,l} g gᵀ / (N L) .
+
+It is exact for one example at one position, and for a linear layer whose output gradients do not change with n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.features.blocks import Block, Lookup, Outer
+from dnn2gp.features.factors import Factors
+
+
+@dataclass(eq=False)
+class KroneckerFactors:
+    """A (i × i, or its diagonal) and G (o × o) of one block; weights lie as o × i, or `transposed` as i × o.
+
+    The bias of a layer is the last of the i inputs. A block that is no outer product (a normalisation's weights, say)
+    has A = 1 and for G its whole GGN.
+    """
+
+    parts: tuple[slice, ...]
+    A: Float[Tensor, "i i"] | Float[Tensor, " i"]
+    G: Float[Tensor, "o o"]
+    transposed: bool = False
+    bias: bool = False
+
+
+def kronecker_factors(chunks: Iterable[Factors]) -> list[KroneckerFactors]:
+    """The factors of all layers, summed over chunks of examples in float64."""
+    sums: list[KroneckerFactors] = []
+    shares: list[int] = []
+    for chunk in chunks:
+        found = [_of_block(block) for block in chunk.blocks]
+        if not sums:
+            sums, shares = [factors for factors, _ in found], [count for _, count in found]
+            continue
+        for index, (factors, count) in enumerate(found):
+            sums[index].A += factors.A if shares[index] else 0  # A = 1 where the block is dense
+            sums[index].G += factors.G
+            shares[index] += count
+    for factors, count in zip(sums, shares, strict=True):
+        factors.G /= max(1, count)
+    return sums
+
+
+def _of_block(block: Block) -> tuple[KroneckerFactors, int]:
+    """The sums over a chunk's examples, and how many pairs of example and position they have (0: no division)."""
+    if isinstance(block, Outer):
+        inputs, gradients = _unrolled(block.A), _unrolled(block.G.flatten(0, 1))
+        factors = KroneckerFactors(
+            block.parts,
+            (inputs @ inputs.T).double(),
+            (gradients @ gradients.T).double(),
+            block.transposed,
+            block.bias,
+        )
+        return factors, block.num_examples * block.num_positions
+    if isinstance(block, Lookup):
+        counts = torch.bincount(block.index.flatten(), minlength=block.num_entries).double()
+        gradients = block.G.flatten(0, 2)
+        factors = KroneckerFactors(block.parts, counts, (gradients.T @ gradients).double(), transposed=True)
+        return factors, block.index.numel()
+    rows = block.rows().flatten(0, 1)
+    one = torch.ones(1, dtype=torch.float64, device=rows.device)
+    return KroneckerFactors(block.parts, one, (rows.T @ rows).double()), 0
+
+
+def _unrolled(values: Float[Tensor, "n d L"]) -> Float[Tensor, "d m"]:
+    """All examples and positions side by side."""
+    return values.squeeze(2).T if values.shape[2] == 1 else values.transpose(0, 1).flatten(1)
