@@ -57,3 +57,21 @@ $(VENV)/.installed-dev: $(SPEC) | $(BIN)/python
 	@echo "installing dnn2gp[dev] into $(VENV)"
 	$(PIP_INSTALL) -e ".[dev]"
 	@touch $(VENV)/.installed $(VENV)/.installed-test $@
+
+# The peers of the benchmarks have an environment of their own. They come with --no-deps: see benchmarks/peers.txt.
+BENCH_VENV ?= .venv-bench
+BENCH_ARGS ?=
+BENCH_PIP := $(BENCH_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt $(PIP_ARGS)
+
+.PHONY: bench
+bench: $(BENCH_VENV)/.installed ## install the peers, measure speed and memory (BENCH_ARGS="--quick" for a smoke run)
+	$(BENCH_VENV)/bin/python -m benchmarks $(BENCH_ARGS)
+
+$(BENCH_VENV)/.installed: $(SPEC) benchmarks/requirements.txt benchmarks/peers.txt
+	@echo "installing dnn2gp and its peers into $(BENCH_VENV)"
+	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
+	@echo '*' > $(BENCH_VENV)/.gitignore
+	$(BENCH_VENV)/bin/python -m pip install --disable-pip-version-check --quiet "pip>=21.3"
+	$(BENCH_PIP) -e . -r benchmarks/requirements.txt
+	$(BENCH_PIP) --no-deps -r benchmarks/peers.txt
+	@touch $@

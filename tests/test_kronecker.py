@@ -173,3 +173,21 @@ def test_refusals():
         convert(module, (x, y), GaussianLikelihood(1.0), 1.0, structure=Kronecker, features=JacobianFeatures)
     per_layer = convert(module, (x, y), GaussianLikelihood(1.0), {"0": 1.0, "2": 3.0}, structure=Kronecker)
     assert per_layer.posterior.precision.diagonal().min() >= 1.0
+
+
+def test_sampled_columns_are_unbiased_and_fewer():
+    """The GGN diagonal from random columns of the root: C passes, and right on average."""
+    module, x = network(lambda: nn.Linear(3, 4), nn.Tanh, lambda: nn.Linear(4, 3)), randn(N, 3)
+    gp = convert(module, (x, torch.arange(N) % 3), CategoricalLikelihood(), DELTA)
+    expansion, features = gp.model.expansion, gp.features
+    exact = features.ggn_diagonal(x, expansion.root)
+    generator = torch.Generator().manual_seed(0)
+    draws = []
+    for _ in range(400):
+        sampled = expansion.sampled(1, generator)
+        assert sampled.root.shape == (N, 3, 1)
+        draws.append(features.ggn_diagonal(x, sampled.root))
+    mean, error = torch.stack(draws).mean(0), torch.stack(draws).std(0) / 20
+    assert ((mean - exact).abs() < 4.5 * error + 1e-12).all()
+    with pytest.raises(InputError, match="at least 1"):
+        expansion.sampled(0)

@@ -43,7 +43,7 @@ def convert(
     inference: type[Inference] | None = None,
     features: Callable[..., NetworkFeatures] = LayerwiseFeatures,
     expansion: Callable[..., Expansion] = Expansion.gauss_newton,
-    memory_budget: int | None = None,
+    memory_budget: int | float | None = None,
     progress: bool = False,
 ) -> GaussianProcess:
     """Turn a trained network into the Gaussian process of Eq. (9).

@@ -17,6 +17,7 @@ from dnn2gp.errors import InputError
 from dnn2gp.features import FeatureMap, GradientFeatures, NetworkFeatures
 from dnn2gp.inputs import Inputs, concatenate, num_examples, same_form
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
+from dnn2gp.randomness import normal
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +82,16 @@ class Expansion:
     def gradient(self) -> Float[Tensor, " P"]:
         """Σᵢ ∇ℓᵢ(w) = Σᵢ φᵢ vᵢ."""
         return self.features.vjp(self.inputs, self.residual.unsqueeze(-1))[:, 0]
+
+    def sampled(self, num_columns: int, generator: torch.Generator | None = None) -> Expansion:
+        """A cheap estimate: D = S Sᵀ by `num_columns` random columns S ε / √C, ε ~ N(0, I), so that E[D̂] = D.
+
+        The GGN, its diagonal and its Kronecker factors then take C backward passes in place of R, and are unbiased.
+        """
+        if num_columns < 1:
+            raise InputError(f"num_columns: expected at least 1; got {num_columns}.")
+        noise = normal((len(self.root), self.root.shape[2], num_columns), generator, self.root).to(self.root.dtype)
+        return replace(self, root=self.root @ noise / num_columns**0.5)
 
     def joined(self, other: Expansion) -> Expansion:
         """The expansion of both data sets, which must share features and anchor."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -22,16 +23,23 @@ class Kernel:
     precision: Structure
 
     @staticmethod
-    def neural_tangent(network: nn.Module, inputs: Inputs, memory_budget: int | None = None) -> Kernel:
+    def neural_tangent(network: nn.Module, inputs: Inputs, memory_budget: int | float | None = None) -> Kernel:
         """J(x) J(x')ᵀ at the present weights: the kernel of Eq. (9) at δ = 1. `inputs` are a few examples."""
         function = Network(network, check_inputs(inputs))
         features = LayerwiseFeatures(function, function.check_inputs(inputs), memory_budget=memory_budget)
         return Kernel(features, Diagonal(torch.ones_like(function.weights)))
 
-    def full(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
-        """All of it: [n, k, m, l] = J_k(x_n) V J_l(x_m)ᵀ."""
+    def full(
+        self, inputs: Inputs, other: Inputs | None = None, *, out: str | Path | None = None
+    ) -> Float[Tensor, "N K M K"]:
+        """All of it: [n, k, m, l] = J_k(x_n) V J_l(x_m)ᵀ.
+
+        `out` is a file for a kernel that is larger than the memory: it is written block by block and appears when it is
+        complete, and the result is a view of it (row by row, in the dtype of the network, no header).
+        """
         inputs, other = self._checked(inputs, other)
-        return self.features.kernel_full(inputs, self.precision, other).to(self.features.anchor.dtype)
+        path = None if out is None else Path(out)
+        return self.features.kernel_full(inputs, self.precision, other, out=path).to(self.features.anchor.dtype)
 
     def trace(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N M"]:
         """tr κ(x, x'), as the paper draws it: the kernels of the outputs, summed."""

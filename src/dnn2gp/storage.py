@@ -56,7 +56,7 @@ def load(
     path: str | PathLike[str],
     network: nn.Module | Callable[[], nn.Module],
     likelihood: Likelihood | None = None,
-    memory_budget: int | None = None,
+    memory_budget: int | float | None = None,
 ) -> GaussianProcess:
     """Read a GP; `network` is a module of the class that was converted, with any weights, or what builds one.
 

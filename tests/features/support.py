@@ -23,7 +23,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 def randn(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def rand_tokens(entries: int, *shape: int, seed: int = 1) -> Tensor:
@@ -31,7 +31,7 @@ def rand_tokens(entries: int, *shape: int, seed: int = 1) -> Tensor:
 
 
 class Readout(nn.Module):
-    """tanh of a layer's outputs, mixed by fixed numbers: every output of the network meets every output of the layer."""
+    """tanh of a layer's outputs, mixed by fixed numbers, so that each output of the network meets all of them."""
 
     def __init__(self, layer: nn.Module, call: Callable[..., Tensor], inputs: Any, outputs: int) -> None:
         super().__init__()
@@ -95,10 +95,10 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
 
 
 def explicit(module: nn.Module, inputs: Any) -> Tensor:
-    """J by brute force in float64."""
+    """J by brute force in float64, of a copy of the inputs."""
     module = copy.deepcopy(module).double()
     leaves = inputs if isinstance(inputs, tuple) else (inputs,)
-    wide = tuple(leaf.double() if leaf.is_floating_point() else leaf for leaf in leaves)
+    wide = tuple(leaf.double().clone() if leaf.is_floating_point() else leaf.clone() for leaf in leaves)
     return brute_force.jacobian(module, wide)
 
 
@@ -122,33 +122,44 @@ def assert_products(features: LayerwiseFeatures, inputs: Any, J: Tensor) -> None
     tolerance = TOLERANCE[dtype]
     N, K, P = J.shape
     close(features.jacobian(inputs), J, tolerance)
-    for columns in (1, 2 * K + 1):
-        v, u = randn(P, columns).to(dtype), randn(N, K, columns).to(dtype)
-        close(features.jvp(inputs, v), J @ v.double(), tolerance)
-        close(features.vjp(inputs, u), torch.einsum("nkp,nks->ps", J, u.double()), tolerance)
+    v, u = randn(P, 2 * K + 1).to(dtype), randn(N, K, 2 * K + 1).to(dtype)
+    close(features.jvp(inputs, v), J @ v.double(), tolerance)
+    close(features.vjp(inputs, u), torch.einsum("nkp,nks->ps", J, u.double()), tolerance)
     root = randn(N, K, 2).to(dtype)
     rows = root.double().mT @ J
     close(features.ggn_diagonal(inputs, root), rows.square().sum((0, 1)), tolerance)
     close(features.pull_each(inputs, root[..., 0].contiguous()), rows[:, 0], tolerance)
-    for precision in (constant(features), various(features)):
-        assert_kernels(features, inputs, J, precision)
-        white = (rows / precision.values.double().sqrt()).flatten(0, 1)
-        close(FactoredJacobian(features, inputs, root, precision).gram(), white @ white.T, tolerance)
+    assert_kernels(features, inputs, J, constant(features))
+    full = kernel(J, various(features))
+    close(features.covariance(inputs, various(features)), torch.einsum("nknl->nkl", full), tolerance)
+    white = (rows / constant(features).values.double().sqrt()).flatten(0, 1)
+    close(FactoredJacobian(features, inputs, root, constant(features)).gram(), white @ white.T, tolerance)
+
+
+def kernel(J: Tensor, precision: Diagonal) -> Tensor:
+    """J Σ Jᵀ, N × K × N × K."""
+    return torch.einsum("nkp,p,mlp->nkml", J, precision.values.double().reciprocal(), J)
 
 
 def assert_kernels(features: LayerwiseFeatures, inputs: Any, J: Tensor, precision: Diagonal) -> None:
-    """Kernels and covariances, of all inputs and between two sets of them."""
+    """Kernels and covariances."""
     tolerance = TOLERANCE[features.anchor.dtype]
     few = min(2, len(J))
-    full = torch.einsum("nkp,p,mlp->nkml", J, precision.values.double().reciprocal(), J)
+    full = kernel(J, precision)
     trace, diagonal = torch.einsum("nkmk->nm", full), torch.einsum("nkmk->nmk", full)
     close(features.kernel_full(inputs, precision), full, tolerance)
     close(features.kernel_trace(inputs, precision), trace, tolerance)
     close(features.kernel_diagonal(inputs, precision), diagonal, tolerance)
     close(features.covariance(inputs, precision), torch.einsum("nknl->nkl", full), tolerance)
     close(features.kernel_full(inputs, precision, first(inputs, few)), full[:, :, :few], tolerance)
-    close(features.kernel_trace(first(inputs, few), precision, inputs), trace[:few], tolerance)
-    close(features.kernel_diagonal(first(inputs, few), precision, inputs), diagonal[:few], tolerance)
+
+
+def assert_cross_kernels(features: LayerwiseFeatures, inputs: Any, J: Tensor, precision: Diagonal) -> None:
+    """Between some of the inputs and all."""
+    full = kernel(J, precision)[:2]
+    close(features.kernel_full(first(inputs, 2), precision, inputs), full)
+    close(features.kernel_trace(first(inputs, 2), precision, inputs), torch.einsum("nkmk->nm", full))
+    close(features.kernel_diagonal(first(inputs, 2), precision, inputs), torch.einsum("nkmk->nmk", full))
 
 
 def tight_budget(features: LayerwiseFeatures, inputs: Any, works: tuple[str, ...]) -> int:
@@ -164,7 +175,9 @@ def tight_budget(features: LayerwiseFeatures, inputs: Any, works: tuple[str, ...
             budget += budget // 10
 
 
-def assert_right(module: nn.Module, inputs: Any, weights_left: set[str] | None = None, budget: int | None = None) -> None:
+def assert_right(
+    module: nn.Module, inputs: Any, weights_left: set[str] | None = None, budget: int | None = None
+) -> None:
     """Every product, and which weights have no rule."""
     with falls_back(1 if weights_left else 0):
         features = engine(module, inputs, budget)

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dnn2gp.errors import InputError
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.footprint import Footprint
 from dnn2gp.features.kronecker import KroneckerFactors, kronecker_factors
@@ -99,6 +100,10 @@ class FeatureMap(ABC):
             total += factors.squares()
         return total
 
+    def squared_gradients(self, inputs: Inputs, cotangents: Float[Tensor, "N Q"]) -> Float[Tensor, " P"]:
+        """Σᵢ (φ_w(xᵢ) uᵢ)², entry by entry: of u = r, the sum of squared gradients of the examples (VOGN)."""
+        return self.ggn_diagonal(inputs, cotangents.unsqueeze(-1))
+
     def ggn_blocks(self, inputs: Inputs, root: Float[Tensor, "N Q R"]) -> list[Float[Tensor, "p p"]]:
         """The blocks of Jᵀ Λ J on its diagonal, one for each of `layers`, in float64."""
         totals = [torch.zeros(size, size, dtype=torch.float64, device=self.anchor.device) for size in self._layer_sizes]
@@ -167,9 +172,7 @@ class FeatureMap(ABC):
         `fixed` bytes are held besides, and `extra` for each example.
         """
         each = self.footprint(self.num_outputs if num_rows is None else num_rows)
-        wide = torch.float64.itemsize // self.anchor.element_size()
-        formed_bytes = (1 + 2 * wide) * each.rows if formed else 0
-        bytes_per_example = each.capture + each.factors + formed_bytes + extra
+        bytes_per_example = self._example_bytes(each, formed) + extra
         room = self.budget() - fixed
         return min(chunk_size(num_examples(inputs), bytes_per_example, room, "The Jacobian"), _CHUNK)
 
@@ -195,41 +198,49 @@ class FeatureMap(ABC):
 
         return Side(num_examples(inputs), rows, kept, making, make)
 
-    def plan(self, work: str, inputs: Inputs, precision: Whitener | None = None, other: Inputs | None = None) -> Plan:
-        """What a product will need, before it is computed; `work` is the name of the method."""
-        works = ("kernel_full", "kernel_trace", "kernel_diagonal", "covariance", "ggn", "ggn_diagonal", "jacobian")
-        if work not in works:
-            raise ValueError(f"work: expected one of {works}; got {work!r}.")
-        count, budget, Q = num_examples(inputs), self.budget(), self.num_outputs
-        each = self.footprint(Q)
-        dtype = self.anchor.dtype if precision is None else torch.promote_types(self.anchor.dtype, precision.dtype)
-        making = each.operations * count
-        if work.startswith("kernel"):
-            columns = count if other is None else num_examples(other)
-            per_pair = {"kernel_full": Q * Q, "kernel_trace": 1, "kernel_diagonal": Q}[work]
-            result = count * columns * per_pair * dtype.itemsize
-            trace = work != "kernel_full"
-            share = 0.5 if other is None else 1.0
-            operations = making * (1 if other is None else 1 + columns / count)
-            operations += share * count * columns * self.pair_operations(Q, Q, trace=trace)
-            left = self.side(inputs, precision or Unit(dtype))
-            right = None if other is None else self.side(other, precision or Unit(dtype))
-            require(result, budget, f"The result of {work}", _INSTEAD)
-            found = plan_pairs(left, right, per_pair * dtype.itemsize, budget - result, work, _INSTEAD)
-            return Plan(work, count, found.block, found.held, result + found.bytes, result, operations, budget)
-        formed = work in ("ggn", "jacobian")
-        result = {
-            "covariance": count * Q * Q * dtype.itemsize,
+    def plan(self, work: str, inputs: Inputs, other: Inputs | None = None, *, out: bool = False) -> Plan:
+        """What a product of this name will need, before it is computed, with one prior precision a layer.
+
+        `out`: the result goes to a file and does not count. What cannot fit into the budget is an error here as there.
+        """
+        if work in _KERNELS:
+            return self._plan_kernel(work, inputs, other, out)
+        results = {
+            "covariance": num_examples(inputs) * self.num_outputs**2 * self.anchor.element_size(),
             "ggn": 8 * self.num_weights**2,
             "ggn_diagonal": 8 * self.num_weights,
-            "jacobian": count * each.rows,
-        }[work]
+            "jacobian": num_examples(inputs) * self.footprint(self.num_outputs).rows,
+        }
+        if work not in results:
+            raise InputError(f"work: expected one of {[*_KERNELS, *results]}; got {work!r}.")
+        return self._plan_sum(work, inputs, results[work])
+
+    def _plan_kernel(self, work: str, inputs: Inputs, other: Inputs | None, out: bool) -> Plan:
+        count, columns = num_examples(inputs), num_examples(inputs if other is None else other)
+        Q, unit = self.num_outputs, Unit(self.anchor.dtype)
+        entry = _KERNELS[work](Q) * self.anchor.element_size()
+        result = 0 if out else count * columns * entry
+        require(result, self.budget(), f"The result of {work}", _INSTEAD)
+        left, right = self.side(inputs, unit), None if other is None else self.side(other, unit)
+        found = plan_pairs(left, right, entry, self.budget() - result, work, _INSTEAD)
+        pairs_made = count * columns * (0.5 if other is None else 1.0)
+        operations = self.footprint(Q).operations * (count if other is None else count + columns)
+        operations += pairs_made * self.pair_operations(Q, Q, trace=work != "kernel_full")
+        return Plan(work, count, found.block, found.held, result + found.bytes, result, operations, self.budget())
+
+    def _plan_sum(self, work: str, inputs: Inputs, result: int) -> Plan:
+        count, Q, formed = num_examples(inputs), self.num_outputs, work in ("ggn", "jacobian")
+        each = self.footprint(Q)
         chunk = self.chunk(inputs, formed=formed, fixed=result)
-        wide = torch.float64.itemsize // self.anchor.element_size()
-        working = chunk * (each.capture + each.factors + ((1 + 2 * wide) * each.rows if formed else 0))
+        working = chunk * self._example_bytes(each, formed)
         products = {"ggn": 2.0 * Q * self.num_weights**2, "covariance": 2.0 * Q * Q * self.num_weights}
-        operations = making + count * products.get(work, 2.0 * Q * self.num_weights)
-        return Plan(work, count, chunk, chunk, result + working, result, operations, budget)
+        operations = count * (each.operations + products.get(work, 2.0 * Q * self.num_weights))
+        return Plan(work, count, chunk, chunk, result + working, result, operations, self.budget())
+
+    def _example_bytes(self, each: Footprint, formed: bool) -> int:
+        """What an example holds at once: factors while they are made, and rows in float64 if they are formed."""
+        wide = torch.float64.itemsize // self.anchor.element_size()
+        return each.capture + each.factors + ((1 + 2 * wide) * each.rows if formed else 0)
 
     def _structured(self, precision: Whitener) -> bool:
         """Whether Σ is one number on each range of weights, so that no rows need to be formed."""
@@ -277,6 +288,12 @@ class FeatureMap(ABC):
         return result.tensor()
 
 
+# The numbers of a pair of examples in each kind of kernel, for Q outputs.
+_KERNELS: dict[str, Callable[[int], int]] = {
+    "kernel_full": lambda Q: Q * Q,
+    "kernel_trace": lambda Q: 1,
+    "kernel_diagonal": lambda Q: Q,
+}
 _INSTEAD = (
     "Take fewer inputs at a time, the trace or diagonal kernel, or out=FILE, which holds the result on disk; or freeze "
     "layers that need no uncertainty (requires_grad_(False))."

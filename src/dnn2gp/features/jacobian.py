@@ -32,7 +32,7 @@ class NetworkFeatures(FeatureMap):
         network: Network,
         inputs: Inputs,
         anchor: Float[Tensor, " P"] | None = None,
-        memory_budget: int | None = None,
+        memory_budget: int | float | None = None,
     ) -> None:
         """Features at `anchor` (default: the network's weights); a few of `inputs` show what autograd can do."""
         self.network = network

@@ -61,8 +61,8 @@ def _of_block(block: Block) -> tuple[KroneckerFactors, int]:
             block.parts,
             (inputs @ inputs.T).double(),
             (gradients @ gradients.T).double(),
-            block.transposed,
-            block.bias,
+            block.arrangement.transposed,
+            block.arrangement.bias,
         )
         return factors, block.num_examples * block.num_positions
     if isinstance(block, Lookup):

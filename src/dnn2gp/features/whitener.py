@@ -41,7 +41,7 @@ class Whitener(ABC):
         scaled: list[Block] = []
         for block in wide.blocks:
             scales = [self.scale(part) for part in block.parts]
-            known = [scale for scale in scales if scale is not None]
+            known = [scale.item() for scale in scales if scale is not None]
             if len(known) < len(scales):
                 return Factors.of_rows(self.whiten(wide.rows()))
             scaled.append(block.scaled(known))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dnn2gp.errors import InputError
 from dnn2gp.features import Factors, FeatureMap, KroneckerFactors
-from dnn2gp.features.blocks import Outer
+from dnn2gp.features.blocks import Arrangement, Outer
 from dnn2gp.inputs import Inputs
 from dnn2gp.memory import require
 from dnn2gp.structures.base import Structure
@@ -58,19 +58,18 @@ class KroneckerBlock:
         """λ_G λ_Aᵀ + δ."""
         return torch.outer(self.output_values, self.input_values) + self.delta
 
+    @property
+    def arrangement(self) -> Arrangement:
+        """How the matrix lies in w."""
+        return Arrangement(len(self.output_values), len(self.input_values), self.bias, self.transposed)
+
     def matrices(self, rows: Float[Tensor, "*B p"]) -> Float[Tensor, "*B o i"]:
         """Vectors over the block's weights as matrices o × i, with the bias as the last column."""
-        o, i = len(self.output_values), len(self.input_values)
-        if self.bias:
-            weight, bias = rows.split([o * (i - 1), o], -1)
-            return torch.cat([weight.unflatten(-1, (o, i - 1)), bias.unsqueeze(-1)], -1)
-        return rows.unflatten(-1, (i, o)).mT if self.transposed else rows.unflatten(-1, (o, i))
+        return self.arrangement.matrices(rows)
 
     def flat(self, matrices: Float[Tensor, "*B o i"]) -> Float[Tensor, "*B p"]:
         """The inverse of `matrices`."""
-        if self.bias:
-            return torch.cat([matrices[..., :-1].flatten(-2), matrices[..., -1]], -1)
-        return (matrices.mT if self.transposed else matrices).flatten(-2)
+        return self.arrangement.vectors(matrices)
 
     def rotated(self, matrices: Float[Tensor, "*B o i"]) -> Float[Tensor, "*B o i"]:
         """Q_Gᵀ M Q_A."""

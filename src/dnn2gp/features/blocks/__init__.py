@@ -1,8 +1,9 @@
 """Forms in which the Jacobian of a group of weights is held without forming it."""
 
+from dnn2gp.features.blocks.arrangement import Arrangement
 from dnn2gp.features.blocks.base import Block
 from dnn2gp.features.blocks.lookup import Lookup
 from dnn2gp.features.blocks.outer import Outer
 from dnn2gp.features.blocks.rows import Rows
 
-__all__ = ["Block", "Lookup", "Outer", "Rows"]
+__all__ = ["Arrangement", "Block", "Lookup", "Outer", "Rows"]

@@ -14,10 +14,12 @@ class Block(ABC):
     """J of n examples (R rows each) with respect to the weights of `parts`, held in whatever form makes it small.
 
     `parts` are ranges of the flat weight vector w; a block's own order of weights is that of its parts, one after the
-    other. Products of two blocks are those of the same weights at two sets of examples.
+    other. Products of two blocks are those of the same weights at two sets of examples. A common factor of all entries
+    (the standard deviation of the prior) is the number `scale`, which products apply to their results.
     """
 
     parts: tuple[slice, ...]
+    scale: float
 
     @property
     @abstractmethod
@@ -61,7 +63,7 @@ class Block(ABC):
         """The block of these examples followed by those of the others, all of the same form."""
 
     @abstractmethod
-    def scaled(self, scales: Sequence[Float[Tensor, ""]]) -> Block:
+    def scaled(self, scales: Sequence[float]) -> Block:
         """J V^{½} for a V that is one number (the square of its scale) on each part."""
 
     @abstractmethod

@@ -18,10 +18,15 @@ class Lookup(Block):
     """Indices t (n × L) into a table of V rows of d numbers, and G (n × R × L × d): J_r[v] = Σ_l [t_l = v] g_rl."""
 
     def __init__(
-        self, index: Int[Tensor, "n L"], G: Float[Tensor, "n R L d"], parts: tuple[slice, ...], num_entries: int
+        self,
+        index: Int[Tensor, "n L"],
+        G: Float[Tensor, "n R L d"],
+        parts: tuple[slice, ...],
+        num_entries: int,
+        scale: float = 1.0,
     ) -> None:
         """One part, the table of `num_entries` rows."""
-        self.index, self.G, self.parts, self.num_entries = index, G, parts, num_entries
+        self.index, self.G, self.parts, self.num_entries, self.scale = index, G, parts, num_entries, scale
 
     @property
     def num_examples(self) -> int:
@@ -57,13 +62,13 @@ class Lookup(Block):
             return Rows(self.rows(), self.parts).joined(others)
         return self._with(torch.cat([self.index, *(o.index for o in same)]), torch.cat([self.G, *(o.G for o in same)]))
 
-    def scaled(self, scales: Sequence[Float[Tensor, ""]]) -> Lookup:
-        """The scale goes into G."""
-        return self._with(self.index, self.G * scales[0])
+    def scaled(self, scales: Sequence[float]) -> Lookup:
+        """One number: a table is one part."""
+        return Lookup(self.index, self.G, self.parts, self.num_entries, self.scale * scales[0])
 
     def rows(self) -> Float[Tensor, "n R p"]:
         """J for the whole table."""
-        return self._over(torch.arange(self.num_entries, device=self.G.device)).values
+        return self._over(torch.arange(self.num_entries, device=self.G.device)).rows()
 
     def add_full(self, other: Block, total: Float[Tensor, "n R m Q"]) -> None:
         """From the entries of the table that both look up."""
@@ -95,7 +100,7 @@ class Lookup(Block):
     def push(self, vectors: Float[Tensor, "p S"]) -> Float[Tensor, "n R S"]:
         """Σ_l ⟨g_rl, v[t_l]⟩."""
         looked_up = vectors.view(self.num_entries, self.G.shape[3], -1)[self.index]
-        return self.G.flatten(2) @ looked_up.flatten(1, 2)
+        return self.G.flatten(2) @ (looked_up.flatten(1, 2) * self.scale)
 
     def pull(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "p S"]:
         """Σ_l (Σ_r u_r g_rl) added at t_l."""
@@ -113,7 +118,7 @@ class Lookup(Block):
 
     def _mixed(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "n L d S"]:
         """Σ_r u_r G_r."""
-        return (self.G.flatten(2).mT @ cotangents).unflatten(1, self.G.shape[2:])
+        return (self.G.flatten(2).mT @ (cotangents * self.scale)).unflatten(1, self.G.shape[2:])
 
     def _used(self) -> Int[Tensor, " U"]:
         return self.index.unique()
@@ -125,7 +130,7 @@ class Lookup(Block):
         known = (entries[place] == self.index).to(self.dtype)
         rows = self.G.new_zeros(n, R, len(entries), d)
         where = place[:, None, :, None].expand(n, R, L, d)
-        return Rows(rows.scatter_add(2, where, self.G * known[:, None, :, None]).flatten(2), self.parts)
+        return Rows(rows.scatter_add(2, where, self.G * known[:, None, :, None]).flatten(2), self.parts, self.scale)
 
     def _common(self, other: Block) -> tuple[Rows, Rows]:
         """Both over the entries that both look up."""
@@ -138,4 +143,4 @@ class Lookup(Block):
         )
 
     def _with(self, index: Tensor, G: Tensor) -> Lookup:
-        return Lookup(index, G, self.parts, self.num_entries)
+        return Lookup(index, G, self.parts, self.num_entries, self.scale)

@@ -16,11 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dnn2gp.features.blocks.arrangement import Arrangement
 from dnn2gp.features.blocks.base import Block
-from dnn2gp.features.blocks.rows import Rows
-
-# Numbers that a temporary of `squares` may have: it should stay in the processor's cache.
-_CACHED = 1 << 18
+from dnn2gp.features.blocks.rows import CACHED, Rows, add_squares
 
 
 @final
@@ -38,10 +36,11 @@ class Outer(Block):
         parts: tuple[slice, ...],
         *,
         transposed: bool = False,
+        scale: float = 1.0,
     ) -> None:
         """The factors; two parts mean weight and bias, and then A ends with the row for the bias."""
-        self.A, self.G, self.parts, self.transposed = A, G, parts, transposed
-        self.bias = len(parts) == 2
+        self.A, self.G, self.parts, self.scale = A, G, parts, scale
+        self.arrangement = Arrangement(G.shape[2], A.shape[1], len(parts) == 2, transposed)
 
     @property
     def num_examples(self) -> int:
@@ -82,11 +81,12 @@ class Outer(Block):
             return self._explicit().joined(others)
         return self.with_factors(torch.cat([self.A, *(o.A for o in same)]), torch.cat([self.G, *(o.G for o in same)]))
 
-    def scaled(self, scales: Sequence[Float[Tensor, ""]]) -> Outer:
-        """The scale of the weight goes into A, that of the bias into the row of ones."""
-        if not self.bias:
-            return self.with_factors(self.A * scales[0], self.G)
-        return self.with_factors(torch.cat([self.A[:, :-1] * scales[0], self.A[:, -1:] * scales[1]], 1), self.G)
+    def scaled(self, scales: Sequence[float]) -> Outer:
+        """A number if weight and bias have the same; else that of the bias goes into the row of ones."""
+        A = self.A
+        if len(set(scales)) > 1:
+            A = torch.cat([A[:, :-1], A[:, -1:] * (scales[1] / scales[0])], 1)
+        return Outer(A, self.G, self.parts, transposed=self.arrangement.transposed, scale=self.scale * scales[0])
 
     def compact(self) -> Block:
         """The form that is cheaper to keep and to use: rows, unless they have more than twice the numbers."""
@@ -95,7 +95,7 @@ class Outer(Block):
 
     def rows(self) -> Float[Tensor, "n R p"]:
         """J_r = G_r Aᵀ, for all r of an example in one product."""
-        return self._flat(_products(self.A, self.G))
+        return self._explicit().rows()
 
     def add_full(self, other: Block, total: Float[Tensor, "n R m Q"]) -> None:
         """(A A'ᵀ) ∘ (G G'ᵀ) for one position; else the cheaper of the rows and the sum over pairs of positions."""
@@ -106,7 +106,7 @@ class Outer(Block):
             for right_a, right_g in other._positions():
                 inner = (left_a @ right_a.T).repeat_interleave(other.num_rows, 1)
                 outer = left_g.flatten(0, 1) @ right_g.flatten(0, 1).T
-                flat.addcmul_(outer.view_as(flat), inner.unsqueeze(1))
+                flat.addcmul_(outer.view_as(flat), inner.unsqueeze(1), value=self.scale * other.scale)
 
     def add_trace(self, other: Block, total: Float[Tensor, "n m"]) -> None:
         """(A A'ᵀ) ∘ (Σ_r G_r G'_rᵀ) for one position; else as in `add_full`."""
@@ -114,7 +114,8 @@ class Outer(Block):
             return self._explicit().add_trace(other, total)
         for left_a, left_g in self._positions():
             for right_a, right_g in other._positions():
-                total.addcmul_(left_a @ right_a.T, left_g.flatten(1) @ right_g.flatten(1).T)
+                outer = left_g.flatten(1) @ right_g.flatten(1).T
+                total.addcmul_(left_a @ right_a.T, outer, value=self.scale * other.scale)
 
     def add_diagonal(self, other: Block, total: Float[Tensor, "n m R"]) -> None:
         """(A A'ᵀ) ∘ (G_r G'_rᵀ) for one position; else as in `add_full`."""
@@ -123,29 +124,33 @@ class Outer(Block):
         for left_a, left_g in self._positions():
             for right_a, right_g in other._positions():
                 outer = (left_g.transpose(0, 1) @ right_g.permute(1, 2, 0)).permute(1, 2, 0)
-                total.addcmul_(outer, (left_a @ right_a.T).unsqueeze(-1))
+                total.addcmul_(outer, (left_a @ right_a.T).unsqueeze(-1), value=self.scale * other.scale)
 
     def squares(self) -> Float[Tensor, " p"]:
         """(Σ_r G_r²)ᵀ A² for one position; else the squares of the rows, a few examples at a time."""
         if self.num_positions == 1:
-            return self._flat(self.G.square().sum((1, 3)).T @ self.A.square().squeeze(2))
-        count = max(1, _CACHED // (self.num_rows * self.size))
-        total = self.A.new_zeros(self.G.shape[2], self.A.shape[1])
-        for A, G in zip(self.A.split(count), self.G.split(count), strict=True):
-            total += torch.linalg.vector_norm(_products(A, G), dim=(0, 1)).square_()
-        return self._flat(total)
+            squares = self.G.square().sum((1, 3)).T @ self.A.square().squeeze(2)
+            return self.arrangement.vectors(squares) * self.scale**2
+        (_, i, _), (_, R, o, _) = self.A.shape, self.G.shape
+        count = min(self.num_examples, max(1, CACHED // (R * o * i)))
+        rows, buffer = self.A.new_empty(2, count, R * o, i)
+        ones, total = self.A.new_ones(count * R), self.A.new_zeros(o * i)
+        for A, G in zip(self.A.split(count), self.G.flatten(1, 2).split(count), strict=True):
+            few = torch.bmm(G, A.mT, out=None if self.A.requires_grad else rows[: len(A)]).view(-1, o * i)
+            add_squares(few, buffer.view(-1, o * i)[: len(few)], ones[: len(few)], total)
+        return self.arrangement.vectors(total.view(o, i)) * self.scale**2
 
     def marginal(self, variances: Float[Tensor, " p"]) -> Float[Tensor, "n R R"]:
         """G diag(v A²) Gᵀ for one position; else from the rows."""
         if self.num_positions > 1:
             return self._explicit().marginal(variances)
-        weighted = self.A.square().squeeze(2) @ self._matrix(variances.unsqueeze(-1))[..., 0].T
+        weighted = self.A.square().squeeze(2) @ self.arrangement.matrices(variances).T
         G = self.G.squeeze(3)
-        return (G * weighted.unsqueeze(1)) @ G.mT
+        return (G * (weighted * self.scale**2).unsqueeze(1)) @ G.mT
 
     def push(self, vectors: Float[Tensor, "p S"]) -> Float[Tensor, "n R S"]:
         """⟨G_r, v A⟩: J v."""
-        matrix = self._matrix(vectors)
+        matrix = self.arrangement.matrices((vectors * self.scale).T).permute(1, 2, 0)
         if self.num_positions == 1:
             moved = (self.A.squeeze(2) @ matrix.transpose(0, 1).flatten(1)).view(self.num_examples, *matrix.shape[::2])
         else:
@@ -155,22 +160,23 @@ class Outer(Block):
     def pull(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "p S"]:
         """(Σ_r u_r G_r) Aᵀ, summed over the examples and positions in one product."""
         mixed = self._mixed(cotangents)
-        return self._flat_columns(torch.einsum("nols,nil->ois", mixed, self.A))
+        return self.arrangement.from_rows(torch.einsum("nols,nil->ois", mixed, self.A).flatten(0, 1))
 
     def pull_each(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "n p S"]:
         """(Σ_r u_r G_r) Aᵀ of each example."""
-        return self._flat_columns(torch.einsum("nols,nil->nois", self._mixed(cotangents), self.A))
+        product = torch.einsum("nols,nil->nois", self._mixed(cotangents), self.A)
+        return self.arrangement.from_rows(product.flatten(1, 2))
 
     def with_factors(self, A: Float[Tensor, "n i L"], G: Float[Tensor, "n R o L"]) -> Outer:
         """A block of the same weights."""
-        return Outer(A, G, self.parts, transposed=self.transposed)
+        return Outer(A, G, self.parts, transposed=self.arrangement.transposed, scale=self.scale)
 
     def _explicit(self) -> Rows:
-        return Rows(self.rows(), self.parts)
+        return Rows(_products(self.A, self.G).flatten(2), self.parts, self.scale, self.arrangement)
 
     def _mixed(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "n o L S"]:
         """Σ_r u_r G_r."""
-        return (self.G.flatten(2).mT @ cotangents).unflatten(1, self.G.shape[2:])
+        return (self.G.flatten(2).mT @ (cotangents * self.scale)).unflatten(1, self.G.shape[2:])
 
     def _positions(self) -> list[tuple[Float[Tensor, "n i"], Float[Tensor, "n R o"]]]:
         """(a_l, g_l) of each position."""
@@ -183,23 +189,6 @@ class Outer(Block):
         o, i = self.G.shape[2], self.A.shape[1]
         pairs = self.num_positions * other.num_positions
         return o * i <= pairs * (o + i / (self.num_rows * other.num_rows) + 4)
-
-    def _matrix(self, vectors: Float[Tensor, "p S"]) -> Float[Tensor, "o i S"]:
-        """Vectors over the block's weights as matrices o × i (with the bias as the last column)."""
-        o, S = self.G.shape[2], vectors.shape[1]
-        if not self.bias:
-            return vectors.view(-1, o, S).transpose(0, 1) if self.transposed else vectors.view(o, -1, S)
-        weight, bias = vectors.split([self.size - o, o])
-        return torch.cat([weight.view(o, -1, S), bias.view(o, 1, S)], 1)
-
-    def _flat(self, matrices: Float[Tensor, "*B o i"]) -> Float[Tensor, "*B p"]:
-        """Matrices o × i as vectors over the block's weights: the inverse of `_matrix`."""
-        if not self.bias:
-            return (matrices.mT if self.transposed else matrices).flatten(-2)
-        return torch.cat([matrices[..., :-1].flatten(-2), matrices[..., -1]], -1)
-
-    def _flat_columns(self, matrices: Float[Tensor, "*B o i S"]) -> Float[Tensor, "*B p S"]:
-        return self._flat(matrices.movedim(-1, 0)).movedim(0, -1)
 
 
 def _products(A: Float[Tensor, "n i L"], G: Float[Tensor, "n R o L"]) -> Float[Tensor, "n R o i"]:

@@ -9,16 +9,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dnn2gp.features.blocks.arrangement import Arrangement
 from dnn2gp.features.blocks.base import Block
 
 
 @final
 class Rows(Block):
-    """J ∈ R^{n×R×p} itself."""
+    """J ∈ R^{n×R×p} itself, with its columns in the order of the parts or of a matrix, row by row."""
 
-    def __init__(self, values: Float[Tensor, "n R p"], parts: tuple[slice, ...]) -> None:
-        """The rows, in the order of the parts."""
-        self.values, self.parts = values, parts
+    def __init__(
+        self,
+        values: Float[Tensor, "n R p"],
+        parts: tuple[slice, ...],
+        scale: float = 1.0,
+        arrangement: Arrangement | None = None,
+    ) -> None:
+        """The rows (but for their scale); `arrangement` says of which matrix their columns are."""
+        self.values, self.parts, self.scale = values, parts, scale
+        self.arrangement = arrangement or Arrangement(1, values.shape[2])
 
     @property
     def num_examples(self) -> int:
@@ -41,56 +49,99 @@ class Rows(Block):
 
     def to(self, dtype: torch.dtype) -> Rows:
         """In another dtype."""
-        return Rows(self.values.to(dtype), self.parts)
+        return self._with(self.values.to(dtype))
 
     def take(self, examples: slice) -> Rows:
         """Some of the examples."""
-        return Rows(self.values[examples], self.parts)
+        return self._with(self.values[examples])
 
     def joined(self, others: Sequence[Block]) -> Rows:
         """All examples."""
-        return Rows(torch.cat([self.values, *(other.rows() for other in others)]), self.parts)
+        alike = [other for other in others if isinstance(other, Rows) and self._alike(other)]
+        if len(alike) == len(others):
+            return self._with(torch.cat([self.values, *(other.values for other in alike)]))
+        return Rows(torch.cat([self.rows(), *(other.rows() for other in others)]), self.parts)
 
-    def scaled(self, scales: Sequence[Float[Tensor, ""]]) -> Rows:
-        """J diag(scale)."""
-        if len(self.parts) == 1:
-            return Rows(self.values * scales[0], self.parts)
-        sizes = torch.tensor([part.stop - part.start for part in self.parts], device=self.values.device)
-        return Rows(self.values * torch.stack(list(scales)).repeat_interleave(sizes).to(self.dtype), self.parts)
+    def scaled(self, scales: Sequence[float]) -> Rows:
+        """A number if all parts have the same, else J diag(scale)."""
+        if len(set(scales)) == 1:
+            return Rows(self.values, self.parts, self.scale * scales[0], self.arrangement)
+        sizes = [part.stop - part.start for part in self.parts]
+        pieces = [piece * scale for piece, scale in zip(self.rows().split(sizes, -1), scales, strict=True)]
+        return Rows(torch.cat(pieces, -1), self.parts)
 
     def rows(self) -> Float[Tensor, "n R p"]:
         """J."""
-        return self.values
+        values = self.values if self.scale == 1 else self.values * self.scale
+        if self.arrangement.plain:
+            return values
+        return self.arrangement.vectors(values.unflatten(-1, (self.arrangement.o, self.arrangement.i)))
 
     def add_full(self, other: Block, total: Float[Tensor, "n R m Q"]) -> None:
         """J J'ᵀ: one matrix product."""
+        left, right, scale = self._matched(other)
         flat = total.view(self.num_examples * self.num_rows, -1)
-        flat.addmm_(self.values.flatten(0, 1), other.rows().flatten(0, 1).T)
+        flat.addmm_(left.flatten(0, 1), right.flatten(0, 1).T, alpha=scale)
 
     def add_trace(self, other: Block, total: Float[Tensor, "n m"]) -> None:
         """The rows of an example as one long vector: one matrix product."""
-        total.addmm_(self.values.flatten(1), other.rows().flatten(1).T)
+        left, right, scale = self._matched(other)
+        total.addmm_(left.flatten(1), right.flatten(1).T, alpha=scale)
 
     def add_diagonal(self, other: Block, total: Float[Tensor, "n m R"]) -> None:
         """One matrix product a row."""
-        total += (self.values.transpose(0, 1) @ other.rows().permute(1, 2, 0)).permute(1, 2, 0)
+        left, right, scale = self._matched(other)
+        total.add_((left.transpose(0, 1) @ right.permute(1, 2, 0)).permute(1, 2, 0), alpha=scale)
 
     def squares(self) -> Float[Tensor, " p"]:
         """Σ J²."""
-        return torch.linalg.vector_norm(self.values, dim=(0, 1)).square_()
+        flat = self.values.flatten(0, 1)
+        ones = flat.new_ones(min(len(flat), max(1, CACHED // self.size)))
+        buffer = flat.new_empty(len(ones), self.size)
+        total = flat.new_zeros(self.size)
+        for piece in flat.split(len(ones)):
+            add_squares(piece, buffer[: len(piece)], ones[: len(piece)], total)
+        return self.arrangement.from_rows(total.mul_(self.scale**2).unsqueeze(-1)).squeeze(-1)
 
     def marginal(self, variances: Float[Tensor, " p"]) -> Float[Tensor, "n R R"]:
         """(J ∘ v) Jᵀ."""
-        return (self.values * variances) @ self.values.mT
+        weights = self.arrangement.by_rows((variances * self.scale**2).unsqueeze(-1)).squeeze(-1)
+        return (self.values * weights) @ self.values.mT
 
     def push(self, vectors: Float[Tensor, "p S"]) -> Float[Tensor, "n R S"]:
         """J v."""
-        return self.values @ vectors
+        return self.values @ self.arrangement.by_rows(vectors * self.scale)
 
     def pull(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "p S"]:
         """Jᵀ u."""
-        return self.values.flatten(0, 1).T @ cotangents.flatten(0, 1)
+        return self.arrangement.from_rows(self.values.flatten(0, 1).T @ (cotangents.flatten(0, 1) * self.scale))
 
     def pull_each(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "n p S"]:
         """Jᵀ u of each example."""
-        return self.values.mT @ cotangents
+        return self.arrangement.from_rows(self.values.mT @ (cotangents * self.scale))
+
+    def _matched(self, other: Block) -> tuple[Float[Tensor, "n R p"], Float[Tensor, "m Q p"], float]:
+        """The values of both with their columns in the same order, and the factor that their products lack."""
+        if isinstance(other, Rows) and other.arrangement == self.arrangement:
+            return self.values, other.values, self.scale * other.scale
+        return self.rows(), other.rows(), 1.0
+
+    def _alike(self, other: Rows) -> bool:
+        return other.arrangement == self.arrangement and other.scale == self.scale
+
+    def _with(self, values: Float[Tensor, "n R p"]) -> Rows:
+        return Rows(values, self.parts, self.scale, self.arrangement)
+
+
+# Numbers that a temporary of a sum of squares may have: it should stay in the processor's cache.
+CACHED = 1 << 18
+
+
+def add_squares(
+    rows: Float[Tensor, "m p"], buffer: Float[Tensor, "m p"], ones: Float[Tensor, " m"], total: Float[Tensor, " p"]
+) -> None:
+    """total += Σ rows², through a buffer that is there already."""
+    if rows.requires_grad:
+        total.add_(rows.square().sum(0))
+    else:
+        total.addmv_(torch.mul(rows, rows, out=buffer).T, ones)

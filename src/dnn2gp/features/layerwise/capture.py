@@ -87,6 +87,10 @@ class Recorder(TorchFunctionMode):
         return value.clone() if isinstance(value, Tensor) and not self.weights.holds(value) else value
 
 
+# Numbers that the activations of a pass must have for its own time to exceed the overhead of starting it.
+_WORTH_A_PASS = 1 << 18
+
+
 def gradients(
     outputs: Float[Tensor, "n K"],
     edges: Sequence[GradientEdge],
@@ -94,26 +98,53 @@ def gradients(
     *,
     batched: bool,
     create_graph: bool,
+    activations: int = 0,
 ) -> list[Float[Tensor, "R ..."] | None]:
-    """∂(uᵣᵀ f)/∂z for the output z of every use and R cotangents u: in one batched backward pass, or one after another.
+    """∂(uᵣᵀ f)/∂z for the output z of every use and R cotangents u; None for outputs that f does not depend on.
 
-    None for an output that f does not depend on.
+    One batched backward pass for all cotangents, or one pass each: the latter where a layer has no batching rule, and
+    where the `activations` of a pass are many, since each gradient can then go where it is wanted, beside those of the
+    other cotangents for the same example.
     """
-    if batched:
+    if batched and (create_graph or activations < _WORTH_A_PASS):
         return list(
             torch.autograd.grad(
                 outputs, edges, cotangents, is_grads_batched=True, allow_unused=True, create_graph=create_graph
             )
         )
-    passes = []
+    stacks = [_Stack(len(cotangents), create_graph) for _ in edges]
     for position, cotangent in enumerate(cotangents):
-        last = position == len(cotangents) - 1 and not create_graph
-        passes.append(
-            torch.autograd.grad(
-                outputs, edges, cotangent, retain_graph=not last, allow_unused=True, create_graph=create_graph
-            )
+        keep = create_graph or position < len(cotangents) - 1
+        found = torch.autograd.grad(
+            outputs, edges, cotangent, retain_graph=keep, allow_unused=True, create_graph=create_graph
         )
-    return [None if column[0] is None else torch.stack(column) for column in zip(*passes, strict=True)]
+        for stack, gradient in zip(stacks, found, strict=True):
+            stack.add(gradient)
+    return [stack.result() for stack in stacks]
+
+
+class _Stack:
+    """Gradients of R cotangents as one tensor R × …, whose memory has the cotangents behind the first axis."""
+
+    def __init__(self, count: int, create_graph: bool) -> None:
+        self.count, self.create_graph = count, create_graph
+        self.parts: list[Tensor] = []
+        self.values: Tensor | None = None
+        self.filled = 0
+
+    def add(self, gradient: Tensor | None) -> None:
+        if gradient is None:
+            return
+        if self.create_graph or gradient.ndim == 0:
+            self.parts.append(gradient)
+            return
+        if self.values is None:
+            self.values = gradient.new_empty(gradient.shape[0], self.count, *gradient.shape[1:]).transpose(0, 1)
+        self.values[self.filled] = gradient
+        self.filled += 1
+
+    def result(self) -> Tensor | None:
+        return torch.stack(self.parts) if self.parts else self.values
 
 
 def _detached(value: Any) -> Any:

@@ -36,7 +36,7 @@ class LayerwiseFeatures(NetworkFeatures):
         network: Network,
         inputs: Inputs,
         anchor: Float[Tensor, " P"] | None = None,
-        memory_budget: int | None = None,
+        memory_budget: int | float | None = None,
     ) -> None:
         """Learn from a few of `inputs` where the weights are used, and check every rule on them against autograd."""
         super().__init__(network, inputs, anchor, memory_budget)
@@ -100,7 +100,14 @@ class LayerwiseFeatures(NetworkFeatures):
             return []
         columns = self._columns(cotangents, num_examples(inputs))
         edges = [edge for _, edge, _ in chosen]
-        found = gradients(outputs, edges, columns, batched=self._batched, create_graph=graph)
+        found = gradients(
+            outputs,
+            edges,
+            columns,
+            batched=self._batched,
+            create_graph=graph,
+            activations=self._saved * num_examples(inputs),
+        )
         del outputs, edges
         blocks = []
         with torch.set_grad_enabled(graph):

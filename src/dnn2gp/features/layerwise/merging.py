@@ -30,7 +30,9 @@ def _sum(group: list[Block]) -> Block:
         return first
     if all(block.parts == first.parts for block in group):
         outers = [block for block in group if isinstance(block, Outer)]
-        if len(outers) == len(group) and all(block.transposed == outers[0].transposed for block in outers):
+        if len(outers) == len(group) and all(
+            block.arrangement.transposed == outers[0].arrangement.transposed for block in outers
+        ):
             factors = torch.cat([o.A for o in outers], 2), torch.cat([o.G for o in outers], 3)
             return outers[0].with_factors(*factors)
         lookups = [block for block in group if isinstance(block, Lookup)]

@@ -29,24 +29,38 @@ class Geometry:
     dilation: tuple[int, ...]
     groups: int
 
-    def patches(self, x: Float[Tensor, "B C *space"], space: Sequence[int]) -> Float[Tensor, "B g i L"]:
-        """The patches of x that meet the kernel at each of the L output positions, i = C/g · kernel entries."""
+    def patches(
+        self, x: Float[Tensor, "B C *space"], space: Sequence[int], *, bias: bool = False
+    ) -> Float[Tensor, "B g i L"]:
+        """The patches of x that meet the kernel at each of the L output positions, i = C/g · kernel entries.
+
+        With a bias they have one more entry, 1.
+        """
+        view, sizes = self._view(x, space), (prod(self.kernel), prod(space))
+        groups, size = self.groups, x.shape[1] // self.groups * sizes[0]
+        if not bias or x.requires_grad:
+            flat = view.reshape(len(x), groups, size, sizes[1])
+            return flat if not bias else torch.cat([flat, flat.new_ones(len(x), groups, 1, sizes[1])], 2)
+        result = x.new_empty(len(x), groups, size + 1, sizes[1])
+        result[:, :, -1] = 1
+        result[:, :, :-1].view(view.shape).copy_(view)
+        return result
+
+    def _view(self, x: Float[Tensor, "B C *space"], space: Sequence[int]) -> Tensor:
+        """The padded x seen as B × C × kernel × space, without a copy."""
         flat = [size for pair in reversed(self.padding) for size in pair]
         x = (F.pad(x, flat) if any(flat) else x).contiguous()
-        B, C = x.shape[:2]
         strides = x.stride()
         steps = strides[2:]
-        view = x.as_strided(
-            (B, C, *self.kernel, *space),
+        return x.as_strided(
+            (*x.shape[:2], *self.kernel, *space),
             (
-                strides[0],
-                strides[1],
+                *strides[:2],
                 *(d * s for d, s in zip(self.dilation, steps, strict=True)),
                 *(k * s for k, s in zip(self.stride, steps, strict=True)),
             ),
             x.storage_offset(),
         )
-        return view.reshape(B, self.groups, C // self.groups * prod(self.kernel), prod(space))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,13 +83,12 @@ class ConvolutionUse(Use):
     def block(self, gradients: Float[Tensor, "R B O *space"], examples: BatchAxis, num_examples: int) -> Block:
         """A: n × i × L and G: n × R × o × L; rows where there are groups."""
         groups, space = self.geometry.groups, gradients.shape[3:]
-        patches = self.geometry.patches(self.x, space)
+        bias = len(self.parts) == 2
+        patches = self.geometry.patches(self.x, space, bias=bias and groups == 1)
         G = gradients.flatten(3)
         if groups > 1:
             return _grouped(patches, G.unflatten(2, (groups, -1)), self.parts, examples, num_examples)
         A, G = _positions(patches.squeeze(1), G, examples, num_examples)
-        if len(self.parts) == 2:
-            A = torch.cat([A, A.new_ones(num_examples, 1, A.shape[2])], 1)
         return Outer(A, G, self.parts)
 
 

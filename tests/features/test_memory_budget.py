@@ -1,0 +1,117 @@
+"""Plans and budgets, measured: what a process holds at most while a product is computed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dnn2gp.errors import InputError, MemoryBudgetError
+from dnn2gp.features import LayerwiseFeatures
+from dnn2gp.network import Network
+
+# Peak memory above what there was before, by the kernel's own high-water mark.
+MEASURE = """
+import gc, json, sys, torch
+from torch import nn
+from dnn2gp.features import LayerwiseFeatures
+from dnn2gp.network import Network
+from dnn2gp.structures import Diagonal
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+work, count, budget, out = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4] or None
+module = nn.Sequential(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+                       nn.Flatten(), nn.Linear(256, 60), nn.ReLU(), nn.Linear(60, 10))
+x = torch.randn(count, 1, 28, 28)
+features = LayerwiseFeatures(Network(module, x), x, memory_budget=budget)
+unit = Diagonal(torch.ones(features.num_weights))
+root = torch.randn(count, 10, 9)
+run = {
+    "kernel_full": lambda few: features.kernel_full(x[:few], unit, out=out),
+    "kernel_trace": lambda few: features.kernel_trace(x[:few], unit),
+    "ggn_diagonal": lambda few: features.ggn_diagonal(x[:few], root[:few]),
+    "covariance": lambda few: features.covariance(x[:few], unit),
+}[work]
+run(4)
+gc.collect()
+
+def status(name):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+
+open("/proc/self/clear_refs", "w").write("5")
+before = status("VmRSS")
+result = run(count)
+print(json.dumps([status("VmHWM") - before, features.plan(work, x, out=bool(out)).bytes]))
+"""
+
+
+def measured(work: str, count: int, budget: float, out: Path | None = None) -> tuple[int, int]:
+    command = [sys.executable, "-c", MEASURE, work, str(count), str(budget), str(out or "")]
+    return tuple(json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout))
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark of memory")
+@pytest.mark.parametrize(
+    ("work", "count", "budget"),
+    [("kernel_full", 200, 60e6), ("kernel_trace", 400, 40e6), ("ggn_diagonal", 400, 30e6), ("covariance", 400, 40e6)],
+)
+def test_never_more_than_the_budget(work, count, budget):
+    peak, planned = measured(work, count, budget)
+    assert planned <= budget
+    assert peak <= 1.1 * budget
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark of memory")
+def test_a_kernel_larger_than_the_budget_goes_to_a_file(tmp_path):
+    """400 examples, 10 outputs: 64 MB in the file, 40 MB in memory."""
+    peak, planned = measured("kernel_full", 400, 40e6, tmp_path / "kernel.bin")
+    assert (tmp_path / "kernel.bin").stat().st_size == (400 * 10) ** 2 * 4
+    assert planned <= 40e6
+    assert peak <= 44e6
+
+
+@pytest.fixture(scope="module")
+def features():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 5))
+    x = torch.zeros(50, 4)
+    return LayerwiseFeatures(Network(module, x), x, memory_budget=1e6), x
+
+
+def test_a_plan_says_what_is_ahead(features):
+    engine, x = features
+    plan = engine.plan("kernel_full", x)
+    assert (plan.num_examples, plan.result_bytes) == (50, 4 * 250**2)
+    assert plan.bytes <= plan.budget == 1e6
+    assert str(plan).startswith("kernel_full of 50 examples: ")
+    for word in ("chunks of", "250 kB", "operations", "1 MB"):
+        assert word in str(plan)
+    assert engine.plan("ggn", x).result_bytes == 8 * engine.num_weights**2
+    with pytest.raises(InputError, match=r"expected one of .*kernel_full.*got 'kernel'"):
+        engine.plan("kernel", x)
+
+
+def test_operations_of_a_kernel_are_those_of_its_factors(features):
+    """N²/2 pairs: 2 (K² o + i) operations for each layer, with a bias among the i inputs."""
+    engine, x = features
+    pair = 2 * (25 * 30 + 5) + 2 * (25 * 5 + 31)
+    assert engine.pair_operations(5, 5) == pair
+    assert engine.plan("kernel_full", x).operations >= 50**2 / 2 * pair
+
+
+def test_what_cannot_fit_is_an_error_with_figures(features):
+    engine, _ = features
+    many = torch.zeros(2000, 4)
+    with pytest.raises(MemoryBudgetError, match=r"400 MB, more than the memory budget of 1 MB.*out=FILE"):
+        engine.plan("kernel_full", many)
+    assert engine.plan("kernel_full", many, out=True).bytes <= 1e6
+    engine = LayerwiseFeatures(engine.network, many, memory_budget=4000)
+    with pytest.raises(MemoryBudgetError, match=r"more than the memory budget of 4 kB"):
+        engine.plan("ggn_diagonal", many)
