@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from benchmarks.case import OURS, Implementation, Run
-from benchmarks.problem import Problem, softmax_root
+from benchmarks.problem import Problem
+from dnn2gp.likelihoods import CategoricalLikelihood
 from dnn2gp.structures import Diagonal
 
 
@@ -32,13 +33,13 @@ def trace_kernel(problem: Problem) -> Tensor:
 def ggn_diagonal(problem: Problem, num_examples: int | None = None) -> Tensor:
     """diag(Jᵀ Λ J) of a softmax likelihood on the first examples (default: all), outputs and Λ included."""
     inputs = problem.inputs[:num_examples]
-    return problem.features.ggn_diagonal(inputs, softmax_root(problem.features, inputs))
+    return problem.features.ggn_diagonal(inputs, CategoricalLikelihood().noise_precision_root)
 
 
 def kronecker(problem: Problem) -> object:
     """The Kronecker factors of Jᵀ Λ J, layer by layer, outputs and Λ included."""
     inputs = problem.inputs
-    return problem.features.kronecker(inputs, softmax_root(problem.features, inputs))
+    return problem.features.kronecker(inputs, CategoricalLikelihood().noise_precision_root)
 
 
 def diagonal_posterior(problem: Problem, num_examples: int) -> Diagonal:

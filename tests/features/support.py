@@ -162,17 +162,27 @@ def assert_cross_kernels(features: LayerwiseFeatures, inputs: Any, J: Tensor, pr
     close(features.kernel_diagonal(first(inputs, 2), precision, inputs), torch.einsum("nkmk->nmk", full))
 
 
-def tight_budget(features: LayerwiseFeatures, inputs: Any, works: tuple[str, ...]) -> int:
-    """The smallest budget (to a tenth) in which all these products can be had."""
-    budget = 256
-    while True:
-        features.memory_budget = budget
-        try:
-            for work in works:
-                features.plan(work, inputs, various(features))
-            return budget
-        except MemoryBudgetError:
-            budget += budget // 10
+def tight_budget(features: LayerwiseFeatures, *works: Callable[[], object]) -> int:
+    """Give the features the smallest budget (to a tenth) for this work; return how often factors are made in it."""
+    made, calls, budget = features.factors, [], 256
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return made(*args, **kwargs)
+
+    features.factors = counted
+    try:
+        while True:
+            features.memory_budget = budget
+            calls.clear()
+            try:
+                for work in works:
+                    work()
+                return len(calls)
+            except MemoryBudgetError:
+                budget += budget // 10
+    finally:
+        features.factors = made
 
 
 def assert_right(

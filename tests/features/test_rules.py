@@ -295,14 +295,11 @@ def test_more_examples_than_a_chunk(name, kind):
     module, inputs = RULES[name].network(7)
     features = engine(module, inputs)
     J, precision = explicit(module, inputs), kind(features)
-    tight_budget(features, inputs, ("kernel_full", "kernel_diagonal", "kernel_trace"))
-    plan = features.plan("kernel_full", inputs, precision)
-    assert plan.chunk < 4
+    assert tight_budget(features, lambda: features.kernel_full(inputs, precision)) >= 3
     assert_kernels(features, inputs, J, precision)
     assert_cross_kernels(features, inputs, J, precision)
-    tight_budget(features, inputs, ("covariance", "ggn_diagonal"))
-    assert features.chunk(inputs) < 4
     v, u = randn(J.shape[2], 5), randn(7, 2, 5)
+    assert tight_budget(features, lambda: features.jvp(inputs, v), lambda: features.vjp(inputs, u)) >= 4
     close(features.jvp(inputs, v), J @ v)
     close(features.vjp(inputs, u), torch.einsum("nkp,nks->ps", J, u))
     close(features.ggn_diagonal(inputs, u[..., :2]), (u[..., :2].mT @ J).square().sum((0, 1)))
@@ -312,5 +309,5 @@ def test_the_rules_need_no_jacobian_for_one_scale():
     """With one precision for all weights a kernel of wide layers is planned with less memory than their rows take."""
     module, inputs = Case(lambda: nn.Linear(60, 50), normal(60)).network(20)
     features = engine(module, inputs)
-    few, many = (features.plan("kernel_full", inputs, kind(features)).bytes for kind in (constant, various))
-    assert few < many / 5
+    plan = features.plan("kernel_full", inputs)
+    assert plan.bytes - plan.result_bytes < 20 * 8 * 2 * features.num_weights / 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from features.support import assert_right, engine, explicit, rand_tokens, randn, tight_budget, various
+from features.support import assert_right, close, engine, explicit, kernel, rand_tokens, randn, tight_budget, various
 from torch import Tensor, nn
 
 
@@ -194,12 +194,8 @@ def test_sums_of_uses(name):
 def test_sums_of_uses_in_chunks(name):
     module, inputs = built(name)
     features = engine(module, inputs)
-    budget = tight_budget(features, inputs, ("kernel_full", "covariance", "ggn_diagonal"))
-    assert features.plan("kernel_full", inputs, various(features)).chunk < 4
-    J, full = explicit(module, inputs), features.kernel_full(inputs, various(features))
-    expected = torch.einsum("nkp,p,mlp->nkml", J, various(features).values.reciprocal(), J)
-    torch.testing.assert_close(full, expected, rtol=0, atol=1e-12 * expected.abs().max().item())
-    assert features.memory_budget == budget
+    assert tight_budget(features, lambda: features.kernel_full(inputs, various(features))) >= 2
+    close(features.kernel_full(inputs, various(features)), kernel(explicit(module, inputs), various(features)))
 
 
 def test_a_transpose_with_a_bias_is_right():
@@ -212,4 +208,4 @@ def test_a_transpose_with_a_bias_is_right():
     module = Decoder().double()
     with pytest.warns(UserWarning, match="general engine"):
         features = engine(module, vectors())
-    torch.testing.assert_close(features.jacobian(vectors()), explicit(module, vectors()), rtol=1e-12, atol=1e-14)
+    close(features.jacobian(vectors()), explicit(module, vectors()))

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.errors import InputError
+from dnn2gp.features.cotangents import Cotangents
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.footprint import Footprint
 from dnn2gp.features.kronecker import KroneckerFactors, kronecker_factors
@@ -41,8 +42,12 @@ class FeatureMap(ABC):
     memory_budget: int | None
 
     @abstractmethod
-    def factors(self, inputs: Inputs, cotangents: Float[Tensor, "N Q R"] | None = None) -> Factors:
-        """Uᵀ φ_w(x)ᵀ of each example by blocks, U its cotangents (default: the identity, so that it is φᵀ)."""
+    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None) -> Factors:
+        """Uᵀ φ_w(x)ᵀ of each example by blocks, U its cotangents (default: the identity, so that it is φᵀ).
+
+        U (N × Q × R) may be a function of the outputs, such as a likelihood's `noise_precision_root`: it is then called
+        in the forward pass that is made anyway.
+        """
 
     @abstractmethod
     def footprint(self, num_rows: int) -> Footprint:
@@ -85,7 +90,7 @@ class FeatureMap(ABC):
             total += factors.pull(cotangents[part])
         return total
 
-    def ggn(self, inputs: Inputs, root: Float[Tensor, "N Q R"]) -> Float[Tensor, "P P"]:
+    def ggn(self, inputs: Inputs, root: Cotangents) -> Float[Tensor, "P P"]:
         """Jᵀ Λ J = Σᵢ φ_w(xᵢ) Λᵢ φ_w(xᵢ)ᵀ with Λᵢ = Sᵢ Sᵢᵀ, in float64 whatever the rows are."""
         total = torch.zeros(self.num_weights, self.num_weights, dtype=torch.float64, device=self.anchor.device)
         for _, factors in self._factors(inputs, "JᵀΛJ", root, formed=True, fixed=8 * self.num_weights**2):
@@ -93,7 +98,7 @@ class FeatureMap(ABC):
             total.addmm_(rows.T, rows)
         return total
 
-    def ggn_diagonal(self, inputs: Inputs, root: Float[Tensor, "N Q R"]) -> Float[Tensor, " P"]:
+    def ggn_diagonal(self, inputs: Inputs, root: Cotangents) -> Float[Tensor, " P"]:
         """diag(Jᵀ Λ J), summed over chunks in float64."""
         total = torch.zeros(self.num_weights, dtype=torch.float64, device=self.anchor.device)
         for _, factors in self._factors(inputs, "diag JᵀΛJ", root):
@@ -104,7 +109,7 @@ class FeatureMap(ABC):
         """Σᵢ (φ_w(xᵢ) uᵢ)², entry by entry: of u = r, the sum of squared gradients of the examples (VOGN)."""
         return self.ggn_diagonal(inputs, cotangents.unsqueeze(-1))
 
-    def ggn_blocks(self, inputs: Inputs, root: Float[Tensor, "N Q R"]) -> list[Float[Tensor, "p p"]]:
+    def ggn_blocks(self, inputs: Inputs, root: Cotangents) -> list[Float[Tensor, "p p"]]:
         """The blocks of Jᵀ Λ J on its diagonal, one for each of `layers`, in float64."""
         totals = [torch.zeros(size, size, dtype=torch.float64, device=self.anchor.device) for size in self._layer_sizes]
         fixed = sum(8 * size**2 for size in self._layer_sizes)
@@ -114,7 +119,7 @@ class FeatureMap(ABC):
                 total.addmm_(rows.T, rows)
         return totals
 
-    def kronecker(self, inputs: Inputs, root: Float[Tensor, "N Q R"]) -> list[KroneckerFactors]:
+    def kronecker(self, inputs: Inputs, root: Cotangents) -> list[KroneckerFactors]:
         """The Kronecker factors of Jᵀ Λ J for each layer (KFAC)."""
         return kronecker_factors(factors for _, factors in self._factors(inputs, "Kronecker factors", root))
 
@@ -173,8 +178,10 @@ class FeatureMap(ABC):
         """
         each = self.footprint(self.num_outputs if num_rows is None else num_rows)
         bytes_per_example = self._example_bytes(each, formed) + extra
-        room = self.budget() - fixed
-        return min(chunk_size(num_examples(inputs), bytes_per_example, room, "The Jacobian"), _CHUNK)
+        budget = self.budget()
+        if fixed:
+            require(fixed + bytes_per_example, budget, "The result with the Jacobian of a single example", _FEWER)
+        return min(chunk_size(num_examples(inputs), bytes_per_example, budget - fixed, "The Jacobian"), _CHUNK)
 
     def white_factors(
         self, inputs: Inputs, precision: Whitener, cotangents: Float[Tensor, "N Q R"] | None = None
@@ -250,15 +257,15 @@ class FeatureMap(ABC):
         self,
         inputs: Inputs,
         what: str,
-        cotangents: Float[Tensor, "N Q R"] | None = None,
+        cotangents: Cotangents | None = None,
         *,
         formed: bool = False,
         fixed: int = 0,
     ) -> Iterator[tuple[slice, Factors]]:
-        rows = None if cotangents is None else cotangents.shape[2]
-        size = self.chunk(inputs, rows, formed=formed, fixed=fixed)
+        given = isinstance(cotangents, Tensor)
+        size = self.chunk(inputs, cotangents.shape[2] if given else None, formed=formed, fixed=fixed)
         for part in track(list(chunks(num_examples(inputs), size)), what):
-            yield part, self.factors(take(inputs, part), None if cotangents is None else cotangents[part])
+            yield part, self.factors(take(inputs, part), cotangents[part] if given else cotangents)
 
     def _kernel(
         self,
@@ -294,6 +301,7 @@ _KERNELS: dict[str, Callable[[int], int]] = {
     "kernel_trace": lambda Q: 1,
     "kernel_diagonal": lambda Q: Q,
 }
+_FEWER = "Freeze layers that need no uncertainty (requires_grad_(False)), or use fewer outputs."
 _INSTEAD = (
     "Take fewer inputs at a time, the trace or diagonal kernel, or out=FILE, which holds the result on disk; or freeze "
     "layers that need no uncertainty (requires_grad_(False))."

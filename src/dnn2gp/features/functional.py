@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import jacrev, vjp, vmap
 
+from dnn2gp.features.cotangents import Cotangents, resolved
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.footprint import Footprint
 from dnn2gp.features.jacobian import NetworkFeatures, attempt, close, probe_vectors, pull
@@ -17,12 +18,14 @@ class JacobianFeatures(NetworkFeatures):
     """J_w(x) itself, for any network: R · P numbers an example."""
 
     @torch.inference_mode(False)
-    def factors(self, inputs: Inputs, cotangents: Float[Tensor, "N K R"] | None = None) -> Factors:
+    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None) -> Factors:
         """One block with the rows of J, or of UᵀJ.
 
         Where the result is to be differentiated once more, by plain backward passes: torch.func leaves out terms there
         for some layers (LayerNorm).
         """
+        if cotangents is not None and not isinstance(cotangents, Tensor):
+            cotangents = resolved(cotangents, self.outputs(inputs))
         if not self.batched or differentiable(inputs):
             return Factors.of_rows(self._looped(inputs, cotangents))
         with torch.no_grad():

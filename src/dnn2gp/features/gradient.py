@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features.base import FeatureMap
+from dnn2gp.features.cotangents import Cotangents, resolved
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.footprint import Footprint
 from dnn2gp.features.jacobian import NetworkFeatures
@@ -30,10 +31,11 @@ class GradientFeatures(FeatureMap):
         """(x, r_w(x, y)) as one set of inputs."""
         return (*leaves(inputs), residual)
 
-    def factors(self, inputs: Inputs, cotangents: Float[Tensor, "N 1 R"] | None = None) -> Factors:
+    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None) -> Factors:
         """gᵢᵀ of each example: rᵀJ, by the blocks of the network's engine."""
         residual = leaves(inputs)[-1].unsqueeze(-1)
-        columns = residual if cotangents is None else residual * cotangents.to(residual.dtype)
+        ones = residual.new_ones(len(residual), 1)  # what a function of "outputs" sees: v = 1
+        columns = residual if cotangents is None else residual * resolved(cotangents, ones)
         return self.jacobian_features.factors(self.examples(inputs), columns)
 
     def footprint(self, num_rows: int) -> Footprint:

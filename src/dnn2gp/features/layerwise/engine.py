@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dnn2gp.errors import FallbackWarning, NetworkError
 from dnn2gp.features.blocks import Block, Rows
+from dnn2gp.features.cotangents import Cotangents, identity, resolved
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.footprint import Footprint
 from dnn2gp.features.functional import JacobianFeatures
@@ -52,7 +53,7 @@ class LayerwiseFeatures(NetworkFeatures):
         self._uses(inputs)
 
     @torch.inference_mode(False)
-    def factors(self, inputs: Inputs, cotangents: Float[Tensor, "N K R"] | None = None) -> Factors:
+    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None) -> Factors:
         """UᵀJ by the layers' blocks."""
         blocks = merged(self._blocks(inputs, cotangents, self._uses(inputs)))
         return Factors((*blocks, *self._rest_blocks(inputs, cotangents)), self.num_weights)
@@ -86,7 +87,7 @@ class LayerwiseFeatures(NetworkFeatures):
         own = sum(size.kronecker_numbers() for size in self._sizes)
         return own + (0 if self.rest is None else self.rest.num_weights**2)
 
-    def _blocks(self, inputs: Inputs, cotangents: Tensor | None, uses: Uses) -> list[Block]:
+    def _blocks(self, inputs: Inputs, cotangents: Cotangents | None, uses: Uses) -> list[Block]:
         """The block of each use, in the order of the forward pass."""
         graph = differentiable(inputs)
         recorder, outputs = self.record(inputs)
@@ -98,7 +99,8 @@ class LayerwiseFeatures(NetworkFeatures):
         chosen = [(use, edge, axis) for (use, edge), axis in zip(recorder.uses, uses.axes, strict=True) if axis]
         if not chosen:
             return []
-        columns = self._columns(cotangents, num_examples(inputs))
+        with torch.no_grad():
+            columns = resolved(identity if cotangents is None else cotangents, outputs).permute(2, 0, 1)
         edges = [edge for _, edge, _ in chosen]
         found = gradients(
             outputs,
@@ -132,13 +134,7 @@ class LayerwiseFeatures(NetworkFeatures):
             return self.record(inputs)
         return recorder, outputs
 
-    def _columns(self, cotangents: Tensor | None, count: int) -> Float[Tensor, "R N K"]:
-        if cotangents is not None:
-            return cotangents.to(self._flat.dtype).permute(2, 0, 1)
-        eye = torch.eye(self.num_outputs, dtype=self._flat.dtype, device=self._flat.device)
-        return eye.unsqueeze(1).expand(-1, count, -1)
-
-    def _rest_blocks(self, inputs: Inputs, cotangents: Tensor | None) -> list[Block]:
+    def _rest_blocks(self, inputs: Inputs, cotangents: Cotangents | None) -> list[Block]:
         if self.rest is None:
             return []
         return [Rows(self.rest.factors(inputs, cotangents).rows(), self._rest_parts)]
