@@ -34,11 +34,10 @@ class Target:
         return figure <= self.bound if self.kind in (Kind.PEAK, Kind.EPOCHS) else figure >= self.bound
 
 
-_LOOP, _VMAP, _BACKPACK = "per-example loop", "vmap-jacrev", "BackPACK"
+_VMAP, _BACKPACK = "vmap-jacrev", "BackPACK"
 _RELEASED = "released code's loop"
 
 TARGETS: tuple[Target, ...] = (
-    Target("trace-kernel/lenet5-float64", _LOOP, Kind.TIME, 60),
     Target("trace-kernel/lenet5-float64", _RELEASED, Kind.TIME, 60),
     Target("trace-kernel/lenet5-float64", _VMAP, Kind.TIME, 6),
     Target("trace-kernel/lenet5-float64", _VMAP, Kind.MEMORY, 5),
@@ -55,16 +54,12 @@ TARGETS: tuple[Target, ...] = (
         Target(f"ggn-diagonal/lenet5-{size}", peer, Kind.TIME, bound)
         for size in (1000, 10_000)
         for peer, bound in (
-            (_LOOP, 100),
             (_RELEASED, 100),
-            ("curvlinops, unit vectors", 6),
             ("curvlinops, Jacobian operators", 6),
-            ("laplace-torch, default backend", 6),
             (_BACKPACK, 1.4),
         )
     ),
     Target("variance/diagonal", "laplace-torch, BackPACK backend", Kind.TIME, 10),
-    Target("variance/diagonal", "laplace-torch, default backend", Kind.TIME, 150),
     Target("variance/diagonal", "laplace-torch, default backend, batches of 32", Kind.TIME, 150),
     Target("variance/diagonal", _VMAP, Kind.TIME, 7),
     Target("kernel-vector/1", "autograd's vjp and jvp", Kind.TIME, 6),

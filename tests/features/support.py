@@ -128,7 +128,6 @@ def assert_products(features: LayerwiseFeatures, inputs: Any, J: Tensor) -> None
     root = randn(N, K, 2).to(dtype)
     rows = root.double().mT @ J
     close(features.ggn_diagonal(inputs, root), rows.square().sum((0, 1)), tolerance)
-    close(features.pull_each(inputs, root[..., 0].contiguous()), rows[:, 0], tolerance)
     assert_kernels(features, inputs, J, constant(features))
     full = kernel(J, various(features))
     close(features.covariance(inputs, various(features)), torch.einsum("nknl->nkl", full), tolerance)
@@ -144,14 +143,12 @@ def kernel(J: Tensor, precision: Diagonal) -> Tensor:
 def assert_kernels(features: LayerwiseFeatures, inputs: Any, J: Tensor, precision: Diagonal) -> None:
     """Kernels and covariances."""
     tolerance = TOLERANCE[features.anchor.dtype]
-    few = min(2, len(J))
     full = kernel(J, precision)
     trace, diagonal = torch.einsum("nkmk->nm", full), torch.einsum("nkmk->nmk", full)
     close(features.kernel_full(inputs, precision), full, tolerance)
     close(features.kernel_trace(inputs, precision), trace, tolerance)
     close(features.kernel_diagonal(inputs, precision), diagonal, tolerance)
     close(features.covariance(inputs, precision), torch.einsum("nknl->nkl", full), tolerance)
-    close(features.kernel_full(inputs, precision, first(inputs, few)), full[:, :, :few], tolerance)
 
 
 def assert_cross_kernels(features: LayerwiseFeatures, inputs: Any, J: Tensor, precision: Diagonal) -> None:
@@ -163,8 +160,8 @@ def assert_cross_kernels(features: LayerwiseFeatures, inputs: Any, J: Tensor, pr
 
 
 def tight_budget(features: LayerwiseFeatures, *works: Callable[[], object]) -> int:
-    """Give the features the smallest budget (to a tenth) for this work; return how often factors are made in it."""
-    made, calls, budget = features.factors, [], 256
+    """Give the features the smallest budget (to a quarter) for this work; return how often factors are made in it."""
+    made, calls, budget = features.factors, [], features.footprint(1).capture
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         calls.append(args)
@@ -180,7 +177,7 @@ def tight_budget(features: LayerwiseFeatures, *works: Callable[[], object]) -> i
                     work()
                 return len(calls)
             except MemoryBudgetError:
-                budget += budget // 10
+                budget += budget // 4
     finally:
         features.factors = made
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 sizes = st.integers(1, 3)
-few = settings(derandomize=True, max_examples=30, deadline=None)
+few = settings(derandomize=True, max_examples=25, deadline=None)
 
 
 def assert_jacobian_and_kernel(case: Case, examples: int, outputs: int) -> None:

@@ -29,7 +29,7 @@ from dnn2gp.inputs import Inputs, num_examples, take
 from dnn2gp.memory import chunk_size, chunks, default_budget, require
 from dnn2gp.progress import track
 
-# The most examples of a chunk: beyond it nothing gets faster, and caches overflow.
+# The most examples of a chunk.
 _CHUNK = 128
 
 
@@ -181,7 +181,12 @@ class FeatureMap(ABC):
         budget = self.budget()
         if fixed:
             require(fixed + bytes_per_example, budget, "The result with the Jacobian of a single example", _FEWER)
-        return min(chunk_size(num_examples(inputs), bytes_per_example, budget - fixed, "The Jacobian"), _CHUNK)
+        size = chunk_size(num_examples(inputs), bytes_per_example, budget - fixed, "The Jacobian")
+        return min(size, self.fast_chunk(self.num_outputs if num_rows is None else num_rows))
+
+    def fast_chunk(self, num_rows: int) -> int:
+        """The most examples that are made at once: beyond it nothing gets faster, and caches overflow."""
+        return _CHUNK
 
     def white_factors(
         self, inputs: Inputs, precision: Whitener, cotangents: Float[Tensor, "N Q R"] | None = None
@@ -203,7 +208,7 @@ class FeatureMap(ABC):
             own = None if cotangents is None else cotangents[part]
             return self.white_factors(take(inputs, part), precision, own)
 
-        return Side(num_examples(inputs), rows, kept, making, make)
+        return Side(num_examples(inputs), rows, kept, making, make, self.fast_chunk(rows))
 
     def plan(self, work: str, inputs: Inputs, other: Inputs | None = None, *, out: bool = False) -> Plan:
         """What a product of this name will need, before it is computed, with one prior precision a layer.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features.blocks import Block, Outer, Rows
+from dnn2gp.memory import chunks
+
+# Rows of the blocks into which a symmetric product is divided: smaller ones make matrix products slower than they save.
+_TRIANGLE = 256
+_TRIANGLE_EXAMPLES = 48
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +63,9 @@ class Factors:
 
     def joined(self, others: Sequence[Factors]) -> Factors:
         """Those of all examples, one set after the other."""
+        parts = [block.parts for block in self.blocks]
+        if any([block.parts for block in other.blocks] != parts for other in others):
+            return Factors.of_rows(torch.cat([self.rows(), *(other.rows() for other in others)]))
         columns = zip(self.blocks, *(other.blocks for other in others), strict=True)
         return self.with_blocks([first.joined(rest) for first, *rest in columns])
 
@@ -95,23 +103,28 @@ class Factors:
         return result
 
     def full(self, other: Factors) -> Float[Tensor, "n R m Q"]:
-        """J J'ᵀ for all pairs of rows."""
+        """J J'ᵀ for all pairs of rows; of one triangle where `other` is this."""
+        size = max(1, _TRIANGLE // self.num_rows)
+        if other is self and self.num_examples > size:
+            return self._triangle(lambda a, b: a.full(b), (self.num_rows,) * 2, size)
         total = self._zeros(self.num_examples, self.num_rows, other.num_examples, other.num_rows)
-        for left, right in zip(self.blocks, other.blocks, strict=True):
+        for left, right in self._paired(other):
             left.add_full(right, total)
         return total
 
     def trace(self, other: Factors) -> Float[Tensor, "n m"]:
         """Σ_r J_r J'_rᵀ for all pairs of examples."""
+        if other is self and self.num_examples > _TRIANGLE_EXAMPLES:
+            return self._triangle(lambda a, b: a.trace(b), (), _TRIANGLE_EXAMPLES)
         total = self._zeros(self.num_examples, other.num_examples)
-        for left, right in zip(self.blocks, other.blocks, strict=True):
+        for left, right in self._paired(other):
             left.add_trace(right, total)
         return total
 
     def diagonal(self, other: Factors) -> Float[Tensor, "n m R"]:
         """J_r J'_rᵀ for all pairs of examples and each row r."""
         total = self._zeros(self.num_examples, other.num_examples, self.num_rows)
-        for left, right in zip(self.blocks, other.blocks, strict=True):
+        for left, right in self._paired(other):
             left.add_diagonal(right, total)
         return total
 
@@ -143,6 +156,35 @@ class Factors:
                 result[:, part] = piece.mT
         return result
 
+    def _paired(self, other: Factors) -> list[tuple[Block, Block]]:
+        """Blocks of the same weights; where the two are divided otherwise (inputs of two lengths, say), all rows."""
+        if [block.parts for block in self.blocks] == [block.parts for block in other.blocks]:
+            return list(zip(self.blocks, other.blocks, strict=True))
+        return [(Factors.of_rows(self.rows()).blocks[0], Factors.of_rows(other.rows()).blocks[0])]
+
+    def _triangle(self, product: Callable[[Factors, Factors], Tensor], rows: tuple[int, ...], size: int) -> Tensor:
+        """A symmetric product from the blocks of `size` examples on and below the diagonal."""
+        ready = self.with_blocks([block.explicit() if isinstance(block, Outer) else block for block in self.blocks])
+        parts = [(part, ready.take(part)) for part in chunks(self.num_examples, size)]
+        n = self.num_examples
+        result = torch.empty((n, rows[0], n, rows[1]) if rows else (n, n), dtype=self.dtype, device=self._device)
+        for index, (lower, left) in enumerate(parts):
+            for upper, right in parts[: index + 1]:
+                block = product(left, right.with_blocks(right.blocks))  # a copy of the list: no further division
+                if rows:
+                    result[lower, :, upper] = block
+                    if upper != lower:
+                        result[upper, :, lower] = block.permute(2, 3, 0, 1)
+                else:
+                    result[lower, upper] = block
+                    if upper != lower:
+                        result[upper, lower] = block.T
+        return result
+
+    @property
+    def _device(self) -> torch.device:
+        return self.blocks[0].tensors()[-1].device
+
     def _assembled(self, values: Sequence[Tensor], trailing: tuple[int, ...]) -> Float[Tensor, "P S"]:
         result = self._zeros(self.num_weights, *trailing)
         for block, value in zip(self.blocks, values, strict=True):
@@ -151,7 +193,7 @@ class Factors:
         return result
 
     def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=self.dtype, device=self.blocks[0].tensors()[-1].device)
+        return torch.zeros(shape, dtype=self.dtype, device=self._device)
 
 
 def _sizes(block: Block) -> list[int]:

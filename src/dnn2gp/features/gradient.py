@@ -42,6 +42,10 @@ class GradientFeatures(FeatureMap):
         """That of the network's engine."""
         return self.jacobian_features.footprint(num_rows)
 
+    def fast_chunk(self, num_rows: int) -> int:
+        """That of the network's engine."""
+        return self.jacobian_features.fast_chunk(num_rows)
+
     @property
     def parts(self) -> list[slice]:
         """Those of the network's engine."""

@@ -12,6 +12,7 @@ from torch.func import jvp
 
 from dnn2gp.errors import NetworkError
 from dnn2gp.features.base import FeatureMap
+from dnn2gp.features.pointer import storage_pointer
 from dnn2gp.inputs import Inputs, differentiable, num_examples, take
 from dnn2gp.memory import check_budget, chunk_size, chunks
 from dnn2gp.network import Network
@@ -33,14 +34,19 @@ class NetworkFeatures(FeatureMap):
         inputs: Inputs,
         anchor: Float[Tensor, " P"] | None = None,
         memory_budget: int | float | None = None,
+        *,
+        must_move: bool = True,
     ) -> None:
-        """Features at `anchor` (default: the network's weights); a few of `inputs` show what autograd can do."""
+        """Features at `anchor` (default: the network's weights); a few of `inputs` show what autograd can do.
+
+        `must_move`: refuse a network whose outputs no weight moves on the first inputs.
+        """
         self.network = network
         self.anchor = network.weights if anchor is None else anchor
         self.num_weights, self.num_outputs = network.num_weights, network.num_outputs
         self.memory_budget = check_budget(memory_budget)
         self._saved, self._largest = 0, 0
-        if not self._probe_passes(take(inputs, slice(0, 1))).any():
+        if not self._probe_passes(take(inputs, slice(0, 1))).any() and must_move:
             self._check_dependence(inputs)
 
     @property
@@ -116,8 +122,9 @@ class NetworkFeatures(FeatureMap):
         """Jᵀu of one example by a plain backward pass; what it saves is counted, and forward mode is tried."""
         cotangent, vector = probe_vectors(self.anchor, self.num_outputs)
         try:
+            plain = self.vjp(example, cotangent)[:, 0]
             with torch.autograd.graph.saved_tensors_hooks(self._count_saved, lambda tensor: tensor):
-                plain = self.vjp(example, cotangent)[:, 0]
+                attempt(lambda: self.vjp(example, cotangent))
         except RuntimeError as error:
             raise NetworkError(
                 "The network's outputs do not depend on its trainable weights in a differentiable way "
@@ -137,7 +144,7 @@ class NetworkFeatures(FeatureMap):
             )
 
     def _count_saved(self, tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage().data_ptr() != self.anchor.untyped_storage().data_ptr():
+        if storage_pointer(tensor) != storage_pointer(self.anchor):
             self._saved += tensor.numel()
             self._largest = max(self._largest, tensor.numel())
         return tensor

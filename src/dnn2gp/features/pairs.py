@@ -26,6 +26,8 @@ class Side:
     capture: int
     """Bytes of an example while its factors are made, besides the factors themselves."""
     make: Maker
+    most: int = 128
+    """Examples that are made at once at the most."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,6 @@ class PairPlan:
 
 # Rows of a block of a kernel matrix: large enough for a fast product, small enough that it stays in a cache.
 _BLOCK_ROWS = 1024
-_BLOCK_EXAMPLES = 128
 
 
 def plan_pairs(
@@ -53,7 +54,7 @@ def plan_pairs(
     """
     other = left if right is None else right
     rows = max(left.rows, other.rows)
-    block = block or max(1, min(_BLOCK_EXAMPLES, _BLOCK_ROWS // rows))
+    block = block or max(1, min(left.most, other.most, _BLOCK_ROWS // rows))
     block = max(1, min(block, max(left.num_examples, other.num_examples)))
     while True:
         # A block's products (three copies), what is needed to make factors, and one block of factors on each side.

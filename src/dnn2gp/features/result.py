@@ -38,12 +38,11 @@ class Result:
     def __enter__(self) -> Result:
         """Make room on the disk first, so that a full one is seen now."""
         if self.out is not None:
-            with self._part.open("wb") as file:
-                size = prod(self.shape) * self.dtype.itemsize
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, size)
-                else:
-                    file.truncate(size)
+            try:
+                self._allocate()
+            except BaseException:
+                self._part.unlink(missing_ok=True)
+                raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
@@ -72,6 +71,14 @@ class Result:
             return self._values
         assert self.out is not None
         return self._mapped(self.out)
+
+    def _allocate(self) -> None:
+        size = prod(self.shape) * self.dtype.itemsize
+        with self._part.open("wb") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.truncate(size)
 
     def _mapped(self, path: Path) -> Tensor:
         flat = torch.from_file(str(path), shared=True, size=prod(self.shape), dtype=self.dtype)

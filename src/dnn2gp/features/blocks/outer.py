@@ -93,6 +93,10 @@ class Outer(Block):
         (_, i, L), (_, R, o, _) = self.A.shape, self.G.shape
         return self._explicit() if L > 1 and R * o * i <= 2 * (L * i + R * L * o) else self
 
+    def explicit(self) -> Block:
+        """Rows, if products with a block of this form are cheaper by them."""
+        return self._explicit() if self._rows_are_cheaper(self) else self
+
     def rows(self) -> Float[Tensor, "n R p"]:
         """J_r = G_r Aᵀ, for all r of an example in one product."""
         return self._explicit().rows()

@@ -96,9 +96,10 @@ class Rows(Block):
     def squares(self) -> Float[Tensor, " p"]:
         """Σ J²."""
         flat = self.values.flatten(0, 1)
-        ones = flat.new_ones(min(len(flat), max(1, CACHED // self.size)))
-        buffer = flat.new_empty(len(ones), self.size)
-        total = flat.new_zeros(self.size)
+        size = flat.shape[1]
+        ones = flat.new_ones(min(len(flat), max(1, CACHED // size)))
+        buffer = flat.new_empty(len(ones), size)
+        total = flat.new_zeros(size)
         for piece in flat.split(len(ones)):
             add_squares(piece, buffer[: len(piece)], ones[: len(piece)], total)
         return self.arrangement.from_rows(total.mul_(self.scale**2).unsqueeze(-1)).squeeze(-1)

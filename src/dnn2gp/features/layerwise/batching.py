@@ -15,7 +15,12 @@ class BatchAxis:
     """
 
     axis: int
+    others: int = 1
     outer: bool = True
+
+    def fits(self, shape: tuple[int, ...], num_examples: int) -> bool:
+        """Whether the axis has these examples, each with as many other things as were seen before."""
+        return len(shape) > self.axis and shape[self.axis] == num_examples * self.others
 
     def moved(self, tensor: Tensor, num_examples: int, first: int, count: int) -> Tensor:
         """The tensor with its `count` batch axes, which begin at `first`, rearranged to (examples, everything else)."""
@@ -33,6 +38,6 @@ def find_batch_axis(two: tuple[int, ...], three: tuple[int, ...]) -> BatchAxis |
     if len(two) != len(three):
         return None
     grown = [axis for axis, (a, b) in enumerate(zip(two, three, strict=True)) if a != b]
-    if len(grown) != 1 or two[grown[0]] * 3 != three[grown[0]] * 2:
+    if len(grown) != 1 or two[grown[0]] * 3 != three[grown[0]] * 2 or two[grown[0]] % 2:
         return None
-    return BatchAxis(grown[0])
+    return BatchAxis(grown[0], two[grown[0]] // 2)

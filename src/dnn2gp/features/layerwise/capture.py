@@ -22,14 +22,15 @@ class Recorder(TorchFunctionMode):
     rule gives a use; one with a body is computed by that body; weights in any other function are `unknown`.
     """
 
-    def __init__(self, weights: FlatWeights, *, copy: bool = False, keep_graph: bool = False) -> None:
-        """Note the uses of `weights`; `copy` keeps copies of what networks change in place later, `keep_graph` what is
-        needed to differentiate the result with respect to the inputs."""
+    def __init__(self, weights: FlatWeights, *, keep_graph: bool = False) -> None:
+        """Note the uses of `weights`; `keep_graph` keeps what is needed to differentiate with respect to the inputs."""
         super().__init__()
-        self.weights, self.copy, self.keep_graph = weights, copy, keep_graph
+        self.weights, self.keep_graph = weights, keep_graph
         self.uses: list[tuple[Use, GradientEdge]] = []
         self.unknown: list[slice] = []
         self.views: list[Tensor] = []
+        self.rearranges = False
+        """Whether the network picks or orders things by values, so that examples may be found elsewhere next time."""
         self._versions: list[tuple[Tensor, int]] = []
 
     def __torch_function__(
@@ -40,6 +41,7 @@ class Recorder(TorchFunctionMode):
         if getattr(func, "__name__", "") == "__get__":  # a property such as w.shape or w.T
             return func(*args, **kwargs)
         given = [value for value in _tensors(args, kwargs) if self.weights.holds(value)]
+        self.rearranges = self.rearranges or _rearranges(func, args)
         if not given:
             return func(*args, **kwargs)
         if func in Rules.bodies:
@@ -47,8 +49,6 @@ class Recorder(TorchFunctionMode):
                 output = Rules.bodies[func](*args, **kwargs)
             if output is not NotImplemented:
                 return output
-        if self.copy:
-            args = tuple(self._copied(value) for value in args)
         output = func(*args, **kwargs)
         return self._noted(func, args, kwargs, output, given)
 
@@ -82,9 +82,6 @@ class Recorder(TorchFunctionMode):
         with torch.no_grad():
             plain = tuple(_detached(value) for value in args)
             return rule(self.weights, plain, {name: _detached(value) for name, value in kwargs.items()}, output)
-
-    def _copied(self, value: Any) -> Any:
-        return value.clone() if isinstance(value, Tensor) and not self.weights.holds(value) else value
 
 
 # Numbers that the activations of a pass must have for its own time to exceed the overhead of starting it.
@@ -145,6 +142,18 @@ class _Stack:
 
     def result(self) -> Tensor | None:
         return torch.stack(self.parts) if self.parts else self.values
+
+
+_BY_VALUE = {"index_select", "gather", "masked_select", "nonzero", "sort", "argsort", "topk", "take_along_dim", "take"}
+
+
+def _rearranges(func: Callable[..., Any], args: tuple) -> bool:
+    """Whether a function picks entries of a tensor by the values of another: x[mask], gather, sort, …"""
+    name = getattr(func, "__name__", "")
+    if name == "__getitem__":
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(isinstance(entry, Tensor | list) for entry in index)
+    return name in _BY_VALUE
 
 
 def _detached(value: Any) -> Any:

@@ -24,7 +24,7 @@ from dnn2gp.features.layerwise.merging import merged
 from dnn2gp.features.layerwise.size import BlockSize
 from dnn2gp.features.layerwise.uses import Uses, find_uses
 from dnn2gp.features.layerwise.weights import FlatWeights
-from dnn2gp.inputs import Inputs, differentiable, leaves, num_examples, take
+from dnn2gp.inputs import Inputs, differentiable, leaves, map_inputs, num_examples, take
 from dnn2gp.network import Network
 
 
@@ -44,7 +44,7 @@ class LayerwiseFeatures(NetworkFeatures):
         self._flat = self.anchor.detach().clone()
         self._weights = FlatWeights(self._flat)
         self._names = network.layout.ranges
-        self._copy, self._batched = False, True
+        self._batched = True
         self._learned: dict[object, Uses] = {}
         self._left: set[str] = set()
         self._rest_parts: tuple[slice, ...] = ()
@@ -54,7 +54,13 @@ class LayerwiseFeatures(NetworkFeatures):
 
     @torch.inference_mode(False)
     def factors(self, inputs: Inputs, cotangents: Cotangents | None = None) -> Factors:
-        """UᵀJ by the layers' blocks."""
+        """UᵀJ by the layers' blocks.
+
+        One example is made twice: what a network does with a batch of one (expand, squeeze) may not show where it is.
+        """
+        if num_examples(inputs) == 1:
+            columns = cotangents.expand(2, -1, -1) if isinstance(cotangents, Tensor) else cotangents
+            return self.factors(take(inputs, torch.zeros(2, dtype=torch.long)), columns).take(slice(0, 1))
         blocks = merged(self._blocks(inputs, cotangents, self._uses(inputs)))
         return Factors((*blocks, *self._rest_blocks(inputs, cotangents)), self.num_weights)
 
@@ -76,6 +82,10 @@ class LayerwiseFeatures(NetworkFeatures):
         rest = self.rest.footprint(num_rows)
         return Footprint(size * capture + rest.capture, size * kept + rest.factors, rows, operations + rest.operations)
 
+    def fast_chunk(self, num_rows: int) -> int:
+        """So many that the gradients of one activation, for all rows, have about 8 million numbers."""
+        return max(8, min(super().fast_chunk(num_rows), (1 << 23) // max(1, num_rows * self._largest)))
+
     def pair_operations(self, left_rows: int, right_rows: int, *, trace: bool = False) -> float:
         """Operations of a kernel's entry, by the way that each block takes."""
         own = sum(block.pair_operations(left_rows, right_rows, trace=trace) for block in self._sizes)
@@ -89,50 +99,68 @@ class LayerwiseFeatures(NetworkFeatures):
 
     def _blocks(self, inputs: Inputs, cotangents: Cotangents | None, uses: Uses) -> list[Block]:
         """The block of each use, in the order of the forward pass."""
-        graph = differentiable(inputs)
-        recorder, outputs = self.record(inputs)
-        if tuple(use.parts for use, _ in recorder.uses) != uses.parts:
-            raise NetworkError(
-                "The network's forward uses its weights in another order for these inputs than for the first ones of "
-                "the same shape: it branches on the values of its inputs. Use features=JacobianFeatures for it."
-            )
-        chosen = [(use, edge, axis) for (use, edge), axis in zip(recorder.uses, uses.axes, strict=True) if axis]
-        if not chosen:
+        if not uses.axes:
             return []
+        graph, count = differentiable(inputs), num_examples(inputs)
+        recorder, outputs, flat = self._record(inputs)
+        chosen = uses.matched(recorder, count)
+        if chosen is None:
+            raise NetworkError(
+                "The network's forward uses its weights in another way for these inputs than for the first ones of the "
+                "same shape: it branches on the values of its inputs. Use features=JacobianFeatures for it."
+            )
         with torch.no_grad():
             columns = resolved(identity if cotangents is None else cotangents, outputs).permute(2, 0, 1)
-        edges = [edge for _, edge, _ in chosen]
+            check = self._sum_of_rows(outputs, flat, columns) if recorder.rearranges else None
+        edges = [edge for _, edge in chosen]
         found = gradients(
-            outputs,
-            edges,
-            columns,
-            batched=self._batched,
-            create_graph=graph,
-            activations=self._saved * num_examples(inputs),
+            outputs, edges, columns, batched=self._batched, create_graph=graph, activations=self._saved * count
         )
-        del outputs, edges
+        del outputs, edges, flat
         blocks = []
         with torch.set_grad_enabled(graph):
-            for position, (use, _, axis) in enumerate(chosen):
+            for position, ((use, _), axis) in enumerate(zip(chosen, uses.axes, strict=True)):
                 gradient = found[position]
                 found[position] = None  # so that it is freed as soon as its block is made
                 if gradient is None:  # an output that f does not depend on
                     gradient = columns.new_zeros(len(columns), *use.output_shape)
-                blocks.append(use.block(gradient, axis, num_examples(inputs)))
+                blocks.append(use.block(gradient, axis, count))
+        if check is not None:
+            self._check_sum(blocks, check)
         return blocks
 
-    def record(self, inputs: Inputs) -> tuple[Recorder, Float[Tensor, "N K"]]:
-        """A forward pass in which every use of a weight is noted."""
-        graph = differentiable(inputs)
+    def _record(self, inputs: Inputs) -> tuple[Recorder, Float[Tensor, "N K"], Float[Tensor, " P"]]:
+        """A forward pass in which every use of a weight is noted: the notes, the outputs, and the weights."""
         with torch.enable_grad():
-            recorder = Recorder(self._weights, copy=self._copy, keep_graph=graph)
+            recorder = Recorder(self._weights, keep_graph=differentiable(inputs))
             flat = self._flat.detach().requires_grad_(True)
             with recorder:
                 outputs = self.network(flat, inputs)
-        if recorder.changed() and not self._copy:
-            self._copy = True
-            return self.record(inputs)
-        return recorder, outputs
+        if recorder.changed():
+            raise NetworkError(
+                "The network changes a tensor in place after a layer has used it, so that the layer has no derivative. "
+                "Look for x.mul_(…), x += … or inplace=True on tensors that are used before."
+            )
+        return recorder, outputs, flat
+
+    def _sum_of_rows(
+        self, outputs: Tensor, flat: Tensor, columns: Float[Tensor, "R N K"]
+    ) -> tuple[Float[Tensor, "N R 1"], Float[Tensor, " P"]]:
+        """Random numbers v, and Jᵀ(U v) by a plain backward pass: what the blocks of these examples must give too."""
+        generator = torch.Generator().manual_seed(2)
+        mixing = torch.randn(columns.shape[1], len(columns), 1, generator=generator, dtype=torch.float64).to(columns)
+        mixed = (columns.permute(1, 2, 0) @ mixing).squeeze(-1)
+        return mixing, torch.autograd.grad(outputs, flat, mixed, retain_graph=True)[0]
+
+    def _check_sum(self, blocks: list[Block], check: tuple[Tensor, Tensor]) -> None:
+        """Where a network picks or orders things by value, see that each example still is where it was."""
+        mixing, expected = check
+        found = Factors(tuple(merged(blocks)), self.num_weights).pull(mixing.detach())[:, 0]
+        if self._disagreeing(found.detach().unsqueeze(0), expected.unsqueeze(0)) - self._left:
+            raise NetworkError(
+                "The network's forward picks or orders examples by their values, so that layers see them in another "
+                "order than the first ones. Use features=JacobianFeatures for it."
+            )
 
     def _rest_blocks(self, inputs: Inputs, cotangents: Cotangents | None) -> list[Block]:
         if self.rest is None:
@@ -148,49 +176,64 @@ class LayerwiseFeatures(NetworkFeatures):
 
     def _learn(self, inputs: Inputs) -> Uses:
         """Find the uses and where the examples are in them; what cannot be had by rules goes to the general engine."""
-        count = num_examples(inputs)
-        three = take(inputs, torch.arange(3) % count)
-        uses, unknown = find_uses(self.record(take(three, slice(0, 2)))[0], *self.record(three), self._names)
+        three = take(inputs, torch.arange(3) % num_examples(inputs))
+        two, _, _ = self._record(take(three, slice(0, 2)))
+        uses, unknown = find_uses(two, *self._record(three)[:2], self._names)
         uses, wrong = self._verified(three, uses.without(unknown, self._names))
-        unknown |= wrong
-        self._leave(unknown, inputs)
+        self._leave(unknown | wrong, inputs)
         uses = uses.without(self._left, self._names)
         self._sizes = tuple(BlockSize.of(block) for block in merged(self._blocks(three, self._probe(3), uses)))
         return uses
 
     def _verified(self, three: Inputs, uses: Uses) -> tuple[Uses, set[str]]:
         """Compare Jᵀu of each example with a plain backward pass; weights for which no reading of the axes agrees."""
-        cotangents = self._probe(3)
-        expected = torch.stack([self.vjp(take(three, slice(i, i + 1)), cotangents[i : i + 1])[:, 0] for i in range(3)])
-        found = attempt(lambda: self._pulled(three, cotangents, uses))
+        expected = self._pulled_plainly(three)
+        found = attempt(lambda: self._pulled(three, uses))
         if found is None and self._batched:
             self._batched = False  # a layer has no batching rule: one backward pass a cotangent
-            found = attempt(lambda: self._pulled(three, cotangents, uses))
+            found = attempt(lambda: self._pulled(three, uses))
         if found is None:
             return uses, set(self._names)
+        uses, wrong = self._turned(three, uses, found, expected)
+        silent = {name for name in uses.merged(self._names) - wrong if not expected[:, self._names[name]].any()}
+        if silent:  # no derivative on these examples: either reading would agree
+            other = _moved(three)
+            expected = self._pulled_plainly(other)
+            uses, more = self._turned(other, uses, self._pulled(other, uses), expected)
+            wrong |= more | {name for name in silent if not expected[:, self._names[name]].any()}
+        return uses, wrong
+
+    def _turned(self, three: Inputs, uses: Uses, found: Tensor, expected: Tensor) -> tuple[Uses, set[str]]:
+        """Try the other reading of merged axes where the first one is wrong."""
         wrong = self._disagreeing(found, expected)
         if wrong:
             turned = uses.turned(wrong, self._names)
-            again = self._disagreeing(self._pulled(three, cotangents, turned), expected)
+            again = self._disagreeing(self._pulled(three, turned), expected)
             if again < wrong:
                 return turned, again
         return uses, wrong
 
-    def _pulled(self, three: Inputs, cotangents: Tensor, uses: Uses) -> Float[Tensor, "3 P"]:
-        blocks = merged(self._blocks(three, cotangents, uses))
+    def _pulled_plainly(self, three: Inputs) -> Float[Tensor, "3 P"]:
+        cotangents = self._probe(3)
+        rows = [self.vjp(take(three, slice(i, i + 1)), cotangents[i : i + 1])[:, 0] for i in range(3)]
+        return torch.stack(rows)
+
+    def _pulled(self, three: Inputs, uses: Uses) -> Float[Tensor, "3 P"]:
+        blocks = merged(self._blocks(three, self._probe(3), uses))
         if not blocks:
             return self._flat.new_zeros(3, self.num_weights)
         return Factors(tuple(blocks), self.num_weights).rows().squeeze(1)
 
-    def _disagreeing(self, found: Float[Tensor, "3 P"], expected: Float[Tensor, "3 P"]) -> set[str]:
+    def _disagreeing(self, found: Float[Tensor, "n P"], expected: Float[Tensor, "n P"]) -> set[str]:
+        """The weights whose derivatives differ by more than rounding (NaN differs)."""
         eps, largest = torch.finfo(expected.dtype).eps, expected.abs().max()
         gaps = (found - expected).abs()
-        return {
-            name
-            for name, part in self._names.items()
-            if gaps[:, part].numel()
-            and gaps[:, part].max() > eps * (1e4 * expected[:, part].abs().max() + 1e2 * largest)
-        }
+        wrong = set()
+        for name, part in self._names.items():
+            tolerance = eps * (1e4 * expected[:, part].abs().max() + 1e2 * largest)
+            if not (gaps[:, part] <= tolerance).all():
+                wrong.add(name)
+        return wrong
 
     def _probe(self, count: int) -> Float[Tensor, "n K 1"]:
         generator = torch.Generator().manual_seed(1)
@@ -205,7 +248,10 @@ class LayerwiseFeatures(NetworkFeatures):
         names = [name for name in self._names if name in self._left]
         state = {**self.network.state(), **self.network.layout.unflatten(self._flat)}
         network = Network(self.network.module, inputs, state=state, trainable=names)
-        self.rest = JacobianFeatures(network, inputs, memory_budget=self.memory_budget)
+        try:
+            self.rest = JacobianFeatures(network, inputs, memory_budget=self.memory_budget, must_move=False)
+        except NetworkError:  # weights without a derivative, such as those used in torch.no_grad() alone
+            return
         self._rest_parts = tuple(self._names[name] for name in names)
         self._learned = {form: uses.without(self._left, self._names) for form, uses in self._learned.items()}
         share = network.num_weights / self.num_weights
@@ -215,6 +261,19 @@ class LayerwiseFeatures(NetworkFeatures):
             FallbackWarning,
             stacklevel=2,
         )
+
+
+def _moved(inputs: Inputs) -> Inputs:
+    """The same inputs with noise on what is not counted or named by integers."""
+    generator = torch.Generator().manual_seed(3)
+
+    def moved(leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            return leaf
+        noise = torch.randn(leaf.shape, generator=generator, dtype=torch.float64)
+        return leaf.detach() + noise.to(leaf)
+
+    return map_inputs(moved, inputs)
 
 
 def _listed(names: list[str]) -> str:

@@ -2,36 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from dnn2gp.features.layerwise.batching import BatchAxis, find_batch_axis
 from dnn2gp.features.layerwise.capture import Recorder
+from dnn2gp.features.layerwise.rules import Use
 
 
 @dataclass(frozen=True)
 class Uses:
-    """For each use: its ranges of w, and the axis of the examples (None: left to the general engine)."""
+    """For each use that is had by a rule: its ranges of w, and the axis of the examples. `left` are the ranges of
+    weights that go to the general engine, whose uses are not looked at."""
 
     parts: tuple[tuple[slice, ...], ...]
-    axes: tuple[BatchAxis | None, ...]
+    axes: tuple[BatchAxis, ...]
+    left: tuple[slice, ...] = ()
 
     def without(self, names: set[str], ranges: dict[str, slice]) -> Uses:
         """The same, leaving out every use of these weights."""
-        left = [ranges[name] for name in names]
-        axes = [None if _touches(parts, left) else axis for parts, axis in zip(self.parts, self.axes, strict=True)]
-        return replace(self, axes=tuple(axes))
+        left = (*self.left, *(ranges[name] for name in names))
+        kept = [(p, a) for p, a in zip(self.parts, self.axes, strict=True) if not _touches(p, left)]
+        return Uses(tuple(p for p, _ in kept), tuple(a for _, a in kept), left)
 
     def turned(self, names: set[str], ranges: dict[str, slice]) -> Uses:
         """The same with the other reading of the merged axes in the uses of these weights: (other, example)."""
         chosen = [ranges[name] for name in names]
         axes = [
-            replace(axis, outer=not axis.outer) if axis is not None and _touches(parts, chosen) else axis
+            replace(axis, outer=not axis.outer) if _touches(parts, chosen) else axis
             for parts, axis in zip(self.parts, self.axes, strict=True)
         ]
         return replace(self, axes=tuple(axes))
+
+    def merged(self, ranges: dict[str, slice]) -> set[str]:
+        """The weights in whose uses examples share their axis with other things."""
+        parts = [part for own, axis in zip(self.parts, self.axes, strict=True) if axis.others > 1 for part in own]
+        return {name for name, part in ranges.items() if _touches((part,), parts)}
+
+    def matched(self, recorder: Recorder, num_examples: int) -> list[tuple[Use, GradientEdge]] | None:
+        """The uses of another forward pass, if they are the same with the examples at the same places."""
+        found = [(use, edge) for use, edge in recorder.uses if not _touches(use.parts, self.left)]
+        if tuple(use.parts for use, _ in found) != self.parts:
+            return None
+        pairs = zip(found, self.axes, strict=True)
+        return found if all(axis.fits(use.batch_shape, num_examples) for (use, _), axis in pairs) else None
 
 
 def find_uses(two: Recorder, three: Recorder, outputs: Tensor, ranges: dict[str, slice]) -> tuple[Uses, set[str]]:
@@ -41,11 +59,11 @@ def find_uses(two: Recorder, three: Recorder, outputs: Tensor, ranges: dict[str,
     """
     parts = tuple(use.parts for use, _ in three.uses)
     if parts != tuple(use.parts for use, _ in two.uses):
-        return Uses(parts, (None,) * len(parts)), set(ranges)
-    axes = tuple(
+        return Uses((), ()), set(ranges)
+    axes = [
         find_batch_axis(few.batch_shape, more.batch_shape)
         for (few, _), (more, _) in zip(two.uses, three.uses, strict=True)
-    )
+    ]
     lost = [part for own, axis in zip(parts, axes, strict=True) if axis is None for part in own]
     seen = [part for own in parts for part in own]
     unknown = {
@@ -54,7 +72,8 @@ def find_uses(two: Recorder, three: Recorder, outputs: Tensor, ranges: dict[str,
         if _touches((part,), [*three.unknown, *lost])
         or (not _touches((part,), seen) and _reaches(outputs, part, three))
     }
-    return Uses(parts, axes), unknown
+    kept = [(own, axis) for own, axis in zip(parts, axes, strict=True) if axis is not None]
+    return Uses(tuple(own for own, _ in kept), tuple(axis for _, axis in kept)), unknown
 
 
 def _reaches(outputs: Tensor, part: slice, recorder: Recorder) -> bool:
@@ -67,5 +86,5 @@ def _reaches(outputs: Tensor, part: slice, recorder: Recorder) -> bool:
     return any(gradient is not None for gradient in found)
 
 
-def _touches(parts: tuple[slice, ...], others: list[slice]) -> bool:
+def _touches(parts: Sequence[slice], others: Sequence[slice]) -> bool:
     return any(a.start < b.stop and b.start < a.stop for a in parts for b in others)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from dnn2gp.features.pointer import storage_pointer
+
 
 class FlatWeights:
     """Recognises views of the flat weight vector w, whoever holds them: a layer, two layers, a slice of one."""
@@ -15,7 +17,7 @@ class FlatWeights:
 
     def holds(self, value: object) -> bool:
         """Whether a tensor lies in w."""
-        return isinstance(value, Tensor) and value.untyped_storage().data_ptr() == self._pointer
+        return isinstance(value, Tensor) and storage_pointer(value) == self._pointer
 
     def find(self, value: object) -> slice | None:
         """The range of w that a tensor is, entry by entry; None for tensors that are not in w, or not in one piece."""

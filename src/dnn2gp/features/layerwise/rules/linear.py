@@ -44,20 +44,28 @@ class MatrixUse(Use):
         return Outer(A, G, self.parts, transposed=self.transposed)
 
 
+def _bias(place: slice, output: Tensor) -> Use:
+    """A bias that has no weight beside it."""
+    return Broadcast((place,), tuple(output.shape), None, (output.shape[-1],))
+
+
 @rule(F.linear)
-def linear(weights: FlatWeights, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Use | None:
+def linear(
+    weights: FlatWeights, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+) -> Use | tuple[Use, ...] | None:
     """F.linear(x, W, b)."""
     x, weight = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight")
     bias = weights.find(argument(args, kwargs, 2, "bias"))
     if weights.holds(x):
         return None
     if not weights.holds(weight):
-        return None if bias is None else Broadcast((bias,), tuple(output.shape), None, (output.shape[-1],))
+        return None if bias is None else _bias(bias, output)
     if weight.ndim != 2:
         return None
     place, turned = weights.find(weight), weights.find(weight.mT)
     if place is None and turned is not None:
-        return MatrixUse((turned,), tuple(output.shape), x, transposed=True) if bias is None else None
+        use = MatrixUse((turned,), tuple(output.shape), x, transposed=True)
+        return use if bias is None else (use, _bias(bias, output))
     if place is None:
         return None
     return MatrixUse((place,) if bias is None else (place, bias), tuple(output.shape), x, transposed=False)
