@@ -27,7 +27,7 @@ from dnn2gp.monte_carlo import sample_network
 from dnn2gp.predictive import Predictive
 from dnn2gp.priors import precision_from_weight_decay
 from dnn2gp.storage import load, save
-from dnn2gp.structures import Dense, Diagonal
+from dnn2gp.structures import BlockDiagonal, Dense, Diagonal, Kronecker
 
 __version__ = version("dnn2gp")
 
@@ -42,6 +42,8 @@ __all__ = [  # noqa: RUF022 (grouped as the paper is: model and data, A, B, C, r
     "Expansion",
     "Gaussian",
     "Dense",
+    "BlockDiagonal",
+    "Kronecker",
     "Diagonal",
     "laplace",
     "LinearModel",

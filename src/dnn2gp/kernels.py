@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,16 @@ class Kernel:
     precision: Structure
 
     @staticmethod
-    def neural_tangent(network: nn.Module, inputs: Inputs, memory_budget: int | float | None = None) -> Kernel:
+    def neural_tangent(
+        network: nn.Module,
+        inputs: Inputs,
+        memory_budget: int | float | None = None,
+        features: Callable[..., NetworkFeatures] = LayerwiseFeatures,
+    ) -> Kernel:
         """J(x) J(x')ᵀ at the present weights: the kernel of Eq. (9) at δ = 1. `inputs` are a few examples."""
         function = Network(network, check_inputs(inputs))
-        features = LayerwiseFeatures(function, function.check_inputs(inputs), memory_budget=memory_budget)
-        return Kernel(features, Diagonal(torch.ones_like(function.weights)))
+        engine = features(function, function.check_inputs(inputs), memory_budget=memory_budget)
+        return Kernel(engine, Diagonal(torch.ones_like(function.weights)))
 
     def full(
         self, inputs: Inputs, other: Inputs | None = None, *, out: str | Path | None = None
@@ -35,11 +41,12 @@ class Kernel:
         """All of it: [n, k, m, l] = J_k(x_n) V J_l(x_m)ᵀ.
 
         `out` is a file for a kernel that is larger than the memory: it is written block by block and appears when it is
-        complete, and the result is a view of it (row by row, in the dtype of the network, no header).
+        complete, and the result is a view of it (row by row, in the dtype of the result, no header).
         """
         inputs, other = self._checked(inputs, other)
-        path = None if out is None else Path(out)
-        return self.features.kernel_full(inputs, self.precision, other, out=path).to(self.features.anchor.dtype)
+        if out is not None:
+            return self.features.kernel_full(inputs, self.precision, other, out=Path(out))
+        return self.features.kernel_full(inputs, self.precision, other).to(self.features.anchor.dtype)
 
     def trace(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N M"]:
         """tr κ(x, x'), as the paper draws it: the kernels of the outputs, summed."""

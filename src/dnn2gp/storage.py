@@ -57,10 +57,11 @@ def load(
     network: nn.Module | Callable[[], nn.Module],
     likelihood: Likelihood | None = None,
     memory_budget: int | float | None = None,
+    features: Callable[..., NetworkFeatures] = LayerwiseFeatures,
 ) -> GaussianProcess:
     """Read a GP; `network` is a module of the class that was converted, with any weights, or what builds one.
 
-    A custom likelihood is code, which no file holds: hand it in again as `likelihood`.
+    A custom likelihood is code, which no file holds: hand it in again as `likelihood`, and another engine as `features`.
     """
     file = _File.read(Path(path))
     header = file.header
@@ -69,7 +70,7 @@ def load(
     function = Network(_module(network), inputs, state=file.part("network"), trainable=header["trainable"])
     file = file.to(function.device)
     inputs = function.check_inputs(inputs)
-    jacobian = LayerwiseFeatures(function, inputs, memory_budget=memory_budget)
+    jacobian = features(function, inputs, memory_budget=memory_budget)
     _check_outputs(jacobian.outputs(take(inputs, slice(0, _CHECKED))), file.part("check")["outputs"])
     expansion = _expansion(header, file.part("expansion"), jacobian, inputs)
     prior = file.part("prior")

@@ -128,11 +128,13 @@ def test_inputs_that_require_a_gradient_keep_none() -> None:
     x.requires_grad_(True)
     y.requires_grad_(True)
     with untouched(module):
-        prediction = convert(module, (x, y), NOISE, DELTA).predict(x)
+        gp = convert(module, (x, y), NOISE, DELTA)
+        prediction = gp.predict(x)
     assert x.requires_grad
     assert x.grad is None
     assert y.grad is None
-    assert not prediction.variance.requires_grad
+    assert prediction.variance.requires_grad  # as asked for by x
+    assert not gp.predict(x.detach()).variance.requires_grad  # the training data are not part of it
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -25,12 +25,12 @@ from dnn2gp.features.pairs import Side, pairs, plan_pairs
 from dnn2gp.features.plan import Plan
 from dnn2gp.features.result import Result
 from dnn2gp.features.whitener import Unit, Whitener
-from dnn2gp.inputs import Inputs, num_examples, take
+from dnn2gp.inputs import Inputs, differentiable, num_examples, take
 from dnn2gp.memory import chunk_size, chunks, default_budget, require
 from dnn2gp.progress import track
 
 # The most examples of a chunk.
-_CHUNK = 128
+_CHUNK = 200
 
 
 class FeatureMap(ABC):
@@ -234,7 +234,7 @@ class FeatureMap(ABC):
         result = 0 if out else count * columns * entry
         require(result, self.budget(), f"The result of {work}", _INSTEAD)
         left, right = self.side(inputs, unit), None if other is None else self.side(other, unit)
-        found = plan_pairs(left, right, entry, self.budget() - result, work, _INSTEAD)
+        found = plan_pairs(left, right, entry, self.budget() - result, work, _INSTEAD, whole=work == "kernel_full")
         pairs_made = count * columns * (0.5 if other is None else 1.0)
         operations = self.footprint(Q).operations * (count if other is None else count + columns)
         operations += pairs_made * self.pair_operations(Q, Q, trace=work != "kernel_full")
@@ -289,10 +289,13 @@ class FeatureMap(ABC):
         dtype = torch.promote_types(self.anchor.dtype, precision.dtype)
         left = self.side(inputs, precision)
         right = None if symmetric else right_map.side(inputs if other_inputs is None else other_inputs, precision)
+        if out is not None and (differentiable(inputs) or (other_inputs is not None and differentiable(other_inputs))):
+            raise InputError("A kernel in a file has no gradient: detach the inputs, or leave out= away.")
         axis = 2 if len(shape) == 4 else 1
         with Result(shape, dtype, self.anchor.device, out, self.budget(), f"The {what}") as result:
             entry = dtype.itemsize * (shape[1] * shape[3] if len(shape) == 4 else shape[2] if len(shape) == 3 else 1)
-            plan = plan_pairs(left, right, entry, self.budget() - result.bytes, f"The {what}", _INSTEAD)
+            room, whole = self.budget() - result.bytes, len(shape) == 4
+            plan = plan_pairs(left, right, entry, room, f"The {what}", _INSTEAD, whole=whole)
             for rows, columns, a, b in pairs(left, right, plan, what):
                 block = product(a, b)
                 mirrored = symmetric and rows != columns

@@ -46,15 +46,16 @@ _BLOCK_ROWS = 1024
 
 
 def plan_pairs(
-    left: Side, right: Side | None, entry: int, budget: int, what: str, instead: str, block: int | None = None
+    left: Side, right: Side | None, entry: int, budget: int, what: str, instead: str, *, whole: bool = True
 ) -> PairPlan:
     """The largest blocks, and as many held factors, as fit into `budget`; `entry` is the bytes of one entry's pairs.
 
-    `right` None means a symmetric kernel, of which one triangle is computed.
+    `right` None means a symmetric kernel, of which one triangle is computed. `whole`: all pairs of rows are computed,
+    so that blocks of a few rows have work enough.
     """
     other = left if right is None else right
     rows = max(left.rows, other.rows)
-    block = block or max(1, min(left.most, other.most, _BLOCK_ROWS // rows))
+    block = max(1, min(left.most, other.most, _BLOCK_ROWS // rows if whole else left.most))
     block = max(1, min(block, max(left.num_examples, other.num_examples)))
     while True:
         # A block's products (three copies), what is needed to make factors, and one block of factors on each side.

@@ -38,7 +38,12 @@ class Dense(Structure):
             else "Freeze layers (requires_grad_(False)) or use fewer of the data with inference=FunctionSpace."
         )
         what = f"A dense precision of {size} weights"
-        require(3 * 8 * size**2, features.budget(), what, f"{instead} structure=Diagonal is cheap, but far from exact.")
+        require(
+            3 * 8 * size**2,
+            features.budget(),
+            what,
+            f"{instead} structure=Kronecker or Diagonal is cheap, but far from exact.",
+        )
         matrix = features.ggn(inputs, root)
         matrix += prior.dense()
         return cls(matrix)

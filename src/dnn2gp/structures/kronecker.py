@@ -10,12 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.errors import InputError
+from dnn2gp.errors import InputError, NotPositiveDefiniteError
 from dnn2gp.features import Factors, FeatureMap, KroneckerFactors
 from dnn2gp.features.blocks import Arrangement, Outer
 from dnn2gp.inputs import Inputs
 from dnn2gp.memory import require
 from dnn2gp.structures.base import Structure
+
+# A factor is a product in the network's dtype: in float32 its eigenvalues are right to about this share of the largest.
+_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +41,15 @@ class KroneckerBlock:
     def of(factors: KroneckerFactors, delta: Float[Tensor, ""]) -> KroneckerBlock:
         """From the factors, each decomposed once; rounding below zero counts as zero."""
         if factors.A.ndim == 2:
-            values, vectors = torch.linalg.eigh(factors.A.double())
+            values, vectors = _decomposed(factors.A, "inputs")
         else:
             values, vectors = factors.A.double(), None
-        gradient_values, gradient_vectors = torch.linalg.eigh(factors.G.double())
+        gradient_values, gradient_vectors = _decomposed(factors.G, "output gradients")
         return KroneckerBlock(
             factors.parts,
-            values.clamp(min=0),
+            values,
             vectors,
-            gradient_values.clamp(min=0),
+            gradient_values,
             gradient_vectors,
             delta.double(),
             factors.transposed,
@@ -247,6 +250,17 @@ class Kronecker(Structure):
         for block in self.blocks:
             _scatter(result, block, block.spread(function(block.eigenvalues)))
         return result
+
+
+def _decomposed(matrix: Float[Tensor, "d d"], what: str) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+    """Eigenvalues and eigenvectors of a sum of squares; rounding below zero counts as zero, more is an error."""
+    values, vectors = torch.linalg.eigh(matrix.double())
+    if not values.isfinite().all() or values[0] < -_ROUNDING * values[-1].abs():
+        raise NotPositiveDefiniteError(
+            f"The Kronecker factor of a layer's {what} has eigenvalues from {values[0].item():.3g} to "
+            f"{values[-1].item():.3g}. Look for huge activations or gradients, or use float64."
+        )
+    return values.clamp(min=0), vectors
 
 
 def _key(parts: Sequence[slice]) -> tuple[tuple[int, int], ...]:
