@@ -61,7 +61,7 @@ def load(
 ) -> GaussianProcess:
     """Read a GP; `network` is a module of the class that was converted, with any weights, or what builds one.
 
-    A custom likelihood is code, which no file holds: hand it in again as `likelihood`, and another engine as `features`.
+    A custom likelihood is code, which no file holds: hand it in again, as `likelihood`. So is an engine: `features`.
     """
     file = _File.read(Path(path))
     header = file.header
@@ -195,8 +195,8 @@ def _header(path: Path, text: str, tensors: dict[str, Tensor]) -> dict[str, Any]
     for name, valid in known.items():
         if not valid:
             raise FileFormatError(
-                f"{path}: its header has {name} = {header.get(name)!r}, which this release does not know. "
-                "The file is damaged or of another release: save the GP again."
+                f"{path}: its header has {name} = {header.get(name)!r}, which this release does not know. The file is "
+                f"damaged or of another release (dnn2gp {header.get('dnn2gp')} wrote it): save the GP again."
             )
     return header
 

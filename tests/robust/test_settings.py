@@ -54,9 +54,9 @@ TYPES = {
     "prior: array": ("InputError", "got array([1., 1.])"),
     "prior: string in a mapping": ("InputError", "expected a number for the layer '2'; got 'x'"),
     "prior: none in a mapping": ("InputError", "expected a number for the layer '2'; got None"),
-    "structure: string": ("InputError", "structure: expected a class such as Dense, BlockDiagonal, Kronecker or Diagonal; got 'diagonal'"),
-    "structure: instance": ("InputError", "structure: expected a class such as Dense, BlockDiagonal, Kronecker or Diagonal; got <dnn2gp"),
-    "structure: inference": ("InputError", "structure: expected a class such as Dense, BlockDiagonal, Kronecker or Diagonal; got <class"),
+    "structure: string": ("InputError", "Dense, BlockDiagonal, Kronecker or Diagonal; got 'diagonal'"),
+    "structure: instance": ("InputError", "Dense, BlockDiagonal, Kronecker or Diagonal; got <dnn2gp"),
+    "structure: inference": ("InputError", "Dense, BlockDiagonal, Kronecker or Diagonal; got <class"),
     "inference: string": (
         "InputError",
         "inference: expected a class such as WeightSpace or FunctionSpace; got 'function space'",
