@@ -17,6 +17,8 @@ from dnn2gp.progress import track
 
 # The share of the memory budget that the factors of the training data may hold between predictions.
 _SHARE = 0.25
+# Rows of a block: large enough for a fast product, small enough that it stays in a cache.
+_BLOCK_ROWS = 1024
 
 
 class FactoredJacobian:
@@ -124,7 +126,10 @@ class FactoredJacobian:
         """Φᵀ u; without kept factors, as (V^{½})ᵀ JᵀS u by passes through the network."""
         shaped = sites.unflatten(0, (self.num_examples, self.rank))
         if self.kept():
-            return torch.stack([block.pull(shaped[part]) for part, block in self.blocks()]).sum(0)
+            total = torch.zeros(self.shape[1], sites.shape[1], dtype=self.dtype, device=self.device)
+            for part, block in self.blocks():
+                total += block.pull(shaped[part])
+            return total
         mixed = shaped if self.root is None else self.root @ shaped.to(self.root.dtype)
         pulled = self.features.vjp(self.inputs, mixed)
         return self.precision.whiten(pulled.T.to(self.dtype)).T
@@ -141,9 +146,8 @@ class FactoredJacobian:
         return torch.cat([rows for _, rows in self.row_blocks()])
 
     def _made(self, what: str) -> Iterator[tuple[slice, Factors]]:
-        size = self.features.chunk(self.inputs, self.rank)
-        parts = list(chunks(self.num_examples, max(1, size // 2)))
-        for part in track(parts, what):
+        size = min(self.features.chunk(self.inputs, self.rank), max(1, _BLOCK_ROWS // self.rank))
+        for part in track(list(chunks(self.num_examples, size)), what):
             own = None if self.root is None else self.root[part]
             yield part, self.features.factors(take(self.inputs, part), own).compact()
 

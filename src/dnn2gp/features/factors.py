@@ -10,11 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features.blocks import Block, Outer, Rows
-from dnn2gp.memory import chunks
 
-# Rows of the blocks into which a symmetric product is divided: smaller ones make matrix products slower than they save.
-_TRIANGLE = 256
-_TRIANGLE_EXAMPLES = 48
+# Rows (examples, for the trace) of the smallest blocks of a symmetric product: smaller ones cost more than they save.
+_TRIANGLE = 160
+_TRIANGLE_EXAMPLES = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,13 +133,18 @@ class Factors:
 
     def marginal(self, variances: Float[Tensor, " P"]) -> Float[Tensor, "n R R"]:
         """J diag(v) Jᵀ of each example."""
-        parts = [block.marginal(_gathered(block, variances)) for block in self.blocks]
-        return torch.stack(parts).sum(0)
+        total = self._zeros(self.num_examples, self.num_rows, self.num_rows)
+        for block in self.blocks:
+            total += block.marginal(_gathered(block, variances))
+        return total
 
     def push(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "n R S"]:
         """J v."""
         vectors = vectors.to(self.dtype)
-        return torch.stack([block.push(_gathered(block, vectors)) for block in self.blocks]).sum(0)
+        total = self._zeros(self.num_examples, self.num_rows, vectors.shape[1])
+        for block in self.blocks:
+            total += block.push(_gathered(block, vectors))
+        return total
 
     def pull(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "P S"]:
         """Jᵀ u, summed over the examples."""
@@ -163,22 +167,20 @@ class Factors:
         return [(Factors.of_rows(self.rows()).blocks[0], Factors.of_rows(other.rows()).blocks[0])]
 
     def _triangle(self, product: Callable[[Factors, Factors], Tensor], rows: tuple[int, ...], size: int) -> Tensor:
-        """A symmetric product from the blocks of `size` examples on and below the diagonal."""
+        """A symmetric product: half of the examples, the other half, and the block between them, and so on down."""
         ready = self.with_blocks([block.explicit() if isinstance(block, Outer) else block for block in self.blocks])
-        parts = [(part, ready.take(part)) for part in chunks(self.num_examples, size)]
         n = self.num_examples
         result = torch.empty((n, rows[0], n, rows[1]) if rows else (n, n), dtype=self.dtype, device=self._device)
-        for index, (lower, left) in enumerate(parts):
-            for upper, right in parts[: index + 1]:
-                block = product(left, right.with_blocks(right.blocks))  # a copy of the list: no further division
-                if rows:
-                    result[lower, :, upper] = block
-                    if upper != lower:
-                        result[upper, :, lower] = block.permute(2, 3, 0, 1)
-                else:
-                    result[lower, upper] = block
-                    if upper != lower:
-                        result[upper, lower] = block.T
+        for lower, upper in _halvings(slice(0, n), size):
+            block = product(ready.take(lower), ready.take(upper))
+            if rows:
+                result[lower, :, upper] = block
+                if upper != lower:
+                    result[upper, :, lower] = block.permute(2, 3, 0, 1)
+            else:
+                result[lower, upper] = block
+                if upper != lower:
+                    result[upper, lower] = block.T
         return result
 
     @property
@@ -194,6 +196,16 @@ class Factors:
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self._device)
+
+
+def _halvings(part: slice, size: int) -> list[tuple[slice, slice]]:
+    """Blocks on and below the diagonal that cover a triangle: large ones away from the diagonal, small ones on it."""
+    count = part.stop - part.start
+    if count <= size:
+        return [(part, part)]
+    middle = part.start + count // 2
+    first, second = slice(part.start, middle), slice(middle, part.stop)
+    return [(second, first), *_halvings(first, size), *_halvings(second, size)]
 
 
 def _sizes(block: Block) -> list[int]:

@@ -56,11 +56,10 @@ def kronecker_factors(chunks: Iterable[Factors]) -> list[KroneckerFactors]:
 def _of_block(block: Block) -> tuple[KroneckerFactors, int]:
     """The sums over a chunk's examples, and how many pairs of example and position they have (0: no division)."""
     if isinstance(block, Outer):
-        inputs, gradients = _unrolled(block.A), _unrolled(block.G.flatten(0, 1))
         factors = KroneckerFactors(
             block.parts,
-            (inputs @ inputs.T).double(),
-            (gradients @ gradients.T).double(),
+            _gram(block.A).double(),
+            _gram(block.G.flatten(0, 1)).double(),
             block.arrangement.transposed,
             block.arrangement.bias,
         )
@@ -75,6 +74,13 @@ def _of_block(block: Block) -> tuple[KroneckerFactors, int]:
     return KroneckerFactors(block.parts, one, (rows.T @ rows).double()), 0
 
 
-def _unrolled(values: Float[Tensor, "n d L"]) -> Float[Tensor, "d m"]:
-    """All examples and positions side by side."""
-    return values.squeeze(2).T if values.shape[2] == 1 else values.transpose(0, 1).flatten(1)
+def _gram(values: Float[Tensor, "n d L"]) -> Float[Tensor, "d d"]:
+    """Σ over examples and positions of v vᵀ: one product of all side by side, or the sum of one for each example."""
+    _, d, L = values.shape
+    if L == 1:
+        flat = values.squeeze(2)
+        return flat.T @ flat
+    if d > L:
+        flat = values.transpose(0, 1).flatten(1)
+        return flat @ flat.T
+    return (values @ values.mT).sum(0)

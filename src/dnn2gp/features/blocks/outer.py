@@ -19,6 +19,7 @@ from torch import Tensor
 from dnn2gp.features.blocks.arrangement import Arrangement
 from dnn2gp.features.blocks.base import Block
 from dnn2gp.features.blocks.rows import CACHED, Rows, add_squares
+from dnn2gp.memory import chunks
 
 
 @final
@@ -139,18 +140,32 @@ class Outer(Block):
         count = min(self.num_examples, max(1, CACHED // (R * o * i)))
         rows, buffer = self.A.new_empty(2, count, R * o, i)
         ones, total = self.A.new_ones(count * R), self.A.new_zeros(o * i)
-        for A, G in zip(self.A.split(count), self.G.flatten(1, 2).split(count), strict=True):
-            few = torch.bmm(G, A.mT, out=None if self.A.requires_grad else rows[: len(A)]).view(-1, o * i)
+        for A, G in zip(self.A.split(count), self.G.split(count), strict=True):
+            few = torch.bmm(G.flatten(1, 2), A.mT, out=None if self.A.requires_grad else rows[: len(A)]).view(-1, o * i)
             add_squares(few, buffer.view(-1, o * i)[: len(few)], ones[: len(few)], total)
         return self.arrangement.vectors(total.view(o, i)) * self.scale**2
 
     def marginal(self, variances: Float[Tensor, " p"]) -> Float[Tensor, "n R R"]:
         """G diag(v A²) Gᵀ for one position; else from the rows."""
         if self.num_positions > 1:
-            return self._explicit().marginal(variances)
+            return self._marginal_of_rows(variances)
         weighted = self.A.square().squeeze(2) @ self.arrangement.matrices(variances).T
         G = self.G.squeeze(3)
         return (G * (weighted * self.scale**2).unsqueeze(1)) @ G.mT
+
+    def _marginal_of_rows(self, variances: Float[Tensor, " p"]) -> Float[Tensor, "n R R"]:
+        """J diag(v) Jᵀ from J diag(v)^{½}, a few examples at a time."""
+        if self.A.requires_grad or self.G.requires_grad:
+            return self._explicit().marginal(variances)
+        (_, i, _), (n, R, o, _) = self.A.shape, self.G.shape
+        roots = self.arrangement.matrices(variances).sqrt().mul_(self.scale).flatten()
+        count = min(n, max(1, CACHED // (R * o * i)))
+        rows, result = self.A.new_empty(count, R * o, i), self.A.new_empty(n, R, R)
+        for part in chunks(n, count):
+            few = torch.bmm(self.G[part].flatten(1, 2), self.A[part].mT, out=rows[: part.stop - part.start])
+            white = few.view(-1, R, o * i).mul_(roots)
+            result[part] = white @ white.mT
+        return result
 
     def push(self, vectors: Float[Tensor, "p S"]) -> Float[Tensor, "n R S"]:
         """⟨G_r, v A⟩: J v."""

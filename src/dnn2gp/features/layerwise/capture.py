@@ -90,7 +90,7 @@ _WORTH_A_PASS = 1 << 18
 
 def gradients(
     outputs: Float[Tensor, "n K"],
-    edges: Sequence[GradientEdge],
+    uses: Sequence[tuple[Use, GradientEdge]],
     cotangents: Float[Tensor, "R n K"],
     *,
     batched: bool,
@@ -101,42 +101,46 @@ def gradients(
 
     One batched backward pass for all cotangents, or one pass each: the latter where a layer has no batching rule, and
     where the `activations` of a pass are many, since each gradient can then go where it is wanted, beside those of the
-    other cotangents for the same example.
+    other cotangents for the same example. What a use condenses (`Use.condensed`) is condensed here.
     """
+    edges = [edge for _, edge in uses]
     if batched and (create_graph or activations < _WORTH_A_PASS):
-        return list(
-            torch.autograd.grad(
-                outputs, edges, cotangents, is_grads_batched=True, allow_unused=True, create_graph=create_graph
-            )
+        found = torch.autograd.grad(
+            outputs, edges, cotangents, is_grads_batched=True, allow_unused=True, create_graph=create_graph
         )
-    stacks = [_Stack(len(cotangents), create_graph) for _ in edges]
+        pairs = zip(uses, found, strict=True)
+        with torch.set_grad_enabled(create_graph):
+            return [None if gradient is None else use.condensed(gradient) for (use, _), gradient in pairs]
+    stacks = [_Stack(len(cotangents), use.cotangent_axis, create_graph) for use, _ in uses]
     for position, cotangent in enumerate(cotangents):
         keep = create_graph or position < len(cotangents) - 1
         found = torch.autograd.grad(
             outputs, edges, cotangent, retain_graph=keep, allow_unused=True, create_graph=create_graph
         )
-        for stack, gradient in zip(stacks, found, strict=True):
-            stack.add(gradient)
+        with torch.set_grad_enabled(create_graph):
+            for (use, _), stack, gradient in zip(uses, stacks, found, strict=True):
+                if gradient is not None:
+                    stack.add(use.condensed(gradient.unsqueeze(0)).squeeze(0))
     return [stack.result() for stack in stacks]
 
 
 class _Stack:
-    """Gradients of R cotangents as one tensor R × …, whose memory has the cotangents behind the first axis."""
+    """Gradients of R cotangents as one tensor R × …, whose memory has the cotangents where a use likes them."""
 
-    def __init__(self, count: int, create_graph: bool) -> None:
-        self.count, self.create_graph = count, create_graph
+    def __init__(self, count: int, axis: int, create_graph: bool) -> None:
+        self.count, self.axis, self.create_graph = count, axis, create_graph
         self.parts: list[Tensor] = []
         self.values: Tensor | None = None
         self.filled = 0
 
-    def add(self, gradient: Tensor | None) -> None:
-        if gradient is None:
-            return
+    def add(self, gradient: Tensor) -> None:
         if self.create_graph or gradient.ndim == 0:
             self.parts.append(gradient)
             return
         if self.values is None:
-            self.values = gradient.new_empty(gradient.shape[0], self.count, *gradient.shape[1:]).transpose(0, 1)
+            axis = self.axis % (gradient.ndim + 1)
+            shape = (*gradient.shape[:axis], self.count, *gradient.shape[axis:])
+            self.values = gradient.new_empty(shape).movedim(axis, 0)
         self.values[self.filled] = gradient
         self.filled += 1
 

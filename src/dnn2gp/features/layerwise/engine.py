@@ -112,18 +112,17 @@ class LayerwiseFeatures(NetworkFeatures):
         with torch.no_grad():
             columns = resolved(identity if cotangents is None else cotangents, outputs).permute(2, 0, 1)
             check = self._sum_of_rows(outputs, flat, columns) if recorder.rearranges else None
-        edges = [edge for _, edge in chosen]
         found = gradients(
-            outputs, edges, columns, batched=self._batched, create_graph=graph, activations=self._saved * count
+            outputs, chosen, columns, batched=self._batched, create_graph=graph, activations=self._saved * count
         )
-        del outputs, edges, flat
+        del outputs, flat
         blocks = []
         with torch.set_grad_enabled(graph):
             for position, ((use, _), axis) in enumerate(zip(chosen, uses.axes, strict=True)):
                 gradient = found[position]
                 found[position] = None  # so that it is freed as soon as its block is made
                 if gradient is None:  # an output that f does not depend on
-                    gradient = columns.new_zeros(len(columns), *use.output_shape)
+                    gradient = use.condensed(columns.new_zeros(len(columns), *use.output_shape))
                 blocks.append(use.block(gradient, axis, count))
         if check is not None:
             self._check_sum(blocks, check)

@@ -22,6 +22,9 @@ class Use(ABC):
     parts: tuple[slice, ...]
     output_shape: tuple[int, ...]
 
+    cotangent_axis: ClassVar[int] = 1
+    """Where the R cotangents lie in the memory of the gradients, among the axes of the call's output."""
+
     @property
     @abstractmethod
     def batch_shape(self) -> tuple[int, ...]:
@@ -31,6 +34,10 @@ class Use(ABC):
     @abstractmethod
     def kept(self) -> Tensor | None:
         """The tensor of the network that is kept, which must not be changed in place before it is used."""
+
+    def condensed(self, gradients: Float[Tensor, "R ..."]) -> Float[Tensor, "R ..."]:
+        """What `block` needs of the gradients, if that is less than all of them: they are kept for every cotangent."""
+        return gradients
 
     @abstractmethod
     def block(self, gradients: Float[Tensor, "R ..."], examples: BatchAxis, num_examples: int) -> Block:

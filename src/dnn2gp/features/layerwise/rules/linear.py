@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,8 @@ class MatrixUse(Use):
     x: Float[Tensor, "*B i"]
     transposed: bool
 
+    cotangent_axis: ClassVar[int] = -2
+
     @property
     def batch_shape(self) -> tuple[int, ...]:
         """All axes but the last."""
@@ -37,11 +39,11 @@ class MatrixUse(Use):
     def block(self, gradients: Float[Tensor, "R *B o"], examples: BatchAxis, num_examples: int) -> Block:
         """A: n × i × L; G: n × R × o × L."""
         axes = self.x.ndim - 1
-        A = examples.moved(self.x, num_examples, 0, axes).mT
-        G = examples.moved(gradients, num_examples, 1, axes).permute(1, 0, 3, 2).contiguous()
+        A = examples.moved(self.x, num_examples, 0, axes)  # n L i
+        G = examples.moved(gradients, num_examples, 1, axes)  # R n L o
         if len(self.parts) == 2:
-            A = torch.cat([A, A.new_ones(num_examples, 1, A.shape[2])], 1)
-        return Outer(A, G, self.parts, transposed=self.transposed)
+            A = torch.cat([A, A.new_ones(num_examples, A.shape[1], 1)], 2)
+        return Outer(A.mT, G.permute(1, 0, 3, 2), self.parts, transposed=self.transposed)
 
 
 def _bias(place: slice, output: Tensor) -> Use:

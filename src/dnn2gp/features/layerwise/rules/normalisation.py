@@ -29,19 +29,34 @@ class AffineUse(Use):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """All axes but the last."""
-        return tuple(self.normalised.shape[:-1])
+        """All axes but the last; for channels, the first."""
+        return tuple(self.normalised.shape[:1] if self.channels else self.normalised.shape[:-1])
 
     @property
     def kept(self) -> None:
         """Nothing of the network: x̂ is made for this."""
         return None
 
+    def condensed(self, gradients: Float[Tensor, "R ..."]) -> Float[Tensor, "R ..."]:
+        """For channels, the sums over positions already: R × B × (d for the weight, d for the bias)."""
+        if not self.channels:
+            return gradients
+        G = gradients.unsqueeze(-1).flatten(3)
+        pieces = []
+        if self.has_weight:
+            X = self.normalised.movedim(-1, 1).unsqueeze(-1).flatten(2)
+            pieces.append((G * X).sum(-1))
+        if self.has_bias:
+            pieces.append(G.sum(-1))
+        return torch.cat(pieces, -1)
+
     def block(self, gradients: Float[Tensor, "R ..."], examples: BatchAxis, num_examples: int) -> Block:
         """Rows n × R × d for the weight, and the same for the bias."""
+        if self.channels:
+            summed = examples.moved(gradients, num_examples, 1, 1).sum(2)
+            return Rows(summed.transpose(0, 1).contiguous(), self.parts)
         axes = self.normalised.ndim - 1
-        last = gradients.movedim(2, -1) if self.channels else gradients.flatten(1 + axes)
-        G = examples.moved(last, num_examples, 1, axes)
+        G = examples.moved(gradients.flatten(1 + axes), num_examples, 1, axes)
         pieces = []
         if self.has_weight:
             X = examples.moved(self.normalised, num_examples, 0, axes)
