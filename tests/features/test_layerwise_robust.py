@@ -403,3 +403,36 @@ def test_weights_changed_later_do_not_reach_the_features():
     with torch.no_grad():
         module[0].weight.zero_()
     close(features.jacobian(x()), J)
+
+
+class Ties(nn.Module):
+    """Max pooling of a ReLU: equal entries, negative windows, padding, overlap; changes in place before the pooling."""
+
+    def __init__(self, pool: nn.Module, both: bool, change: bool = False) -> None:
+        super().__init__()
+        self.conv, self.pool, self.both, self.change = nn.Conv2d(1, 2, 1), pool, both, change
+        self.out = nn.LazyLinear(2)
+
+    def forward(self, x):
+        before = self.conv(x) + 0
+        hidden = torch.relu(before)
+        if self.change:
+            before.mul_(-1)
+        pooled = self.pool(hidden).flatten(1)
+        return self.out(torch.cat([pooled, hidden.flatten(1)], 1) if self.both else pooled)
+
+
+@pytest.mark.parametrize(("both", "change"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 1, 1), nn.MaxPool2d(2, ceil_mode=True), nn.AvgPool2d(2)], ids=str
+)
+def test_pooling_after_relu(pool, both, change):
+    x = torch.randn(4, 1, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).round()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Ties(pool, both, change).double()
+        module(x)
+    features = engine(module, x)
+    assert features.rest is None
+    close(features.outputs(x), module(x).detach())
+    close(features.jacobian(x), explicit(module, x))

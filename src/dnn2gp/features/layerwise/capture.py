@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -13,6 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from dnn2gp.features.layerwise.rules import Rules, Use
 from dnn2gp.features.layerwise.weights import FlatWeights
+
+_RELU = frozenset({torch.relu, F.relu, Tensor.relu})
+_MAX_POOL = frozenset({F.max_pool1d, F.max_pool2d, F.max_pool3d})
 
 
 class Recorder(TorchFunctionMode):
@@ -32,6 +36,8 @@ class Recorder(TorchFunctionMode):
         self.rearranges = False
         """Whether the network picks or orders things by values, so that examples may be found elsewhere next time."""
         self._versions: list[tuple[Tensor, int]] = []
+        self._relu: tuple[Tensor, int, Tensor, int] | None = None
+        """The output and input of the last ReLU, with their versions."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple = (), kwargs: dict | None = None
@@ -43,7 +49,7 @@ class Recorder(TorchFunctionMode):
         given = [value for value in _tensors(args, kwargs) if self.weights.holds(value)]
         self.rearranges = self.rearranges or _rearranges(func, args)
         if not given:
-            return func(*args, **kwargs)
+            return self._computed(func, args, kwargs)
         if func in Rules.bodies:
             with self:
                 output = Rules.bodies[func](*args, **kwargs)
@@ -55,6 +61,28 @@ class Recorder(TorchFunctionMode):
     def changed(self) -> bool:
         """Whether the network changed something in place that was kept."""
         return any(tensor._version != version for tensor, version in self._versions)
+
+    def _computed(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+        """A function that no weight goes into; max_pool(relu(z)) as relu(max_pool(z)), with less to differentiate.
+
+        The numbers and derivatives are the same: where the largest entry z of a window is positive it is the same one,
+        and elsewhere both derivatives are zero.
+        """
+        if func in _MAX_POOL and not kwargs.get("return_indices"):
+            before = self._before_relu(args)
+            if before is not None:
+                return torch.relu(func(before, *args[1:], **kwargs))
+        output = func(*args, **kwargs)
+        if func in _RELU and len(args) == 1 and output is not args[0]:
+            self._relu = (output, output._version, args[0], args[0]._version)
+        return output
+
+    def _before_relu(self, args: tuple) -> Tensor | None:
+        """z, if the first argument is relu(z) and neither was changed in place since."""
+        if self._relu is None or not args or args[0] is not self._relu[0]:
+            return None
+        output, output_version, before, before_version = self._relu
+        return before if (output._version, before._version) == (output_version, before_version) else None
 
     def _noted(self, func: Callable[..., Any], args: tuple, kwargs: dict, output: Any, given: list[Tensor]) -> Any:
         results = _tensors((output,), {})
