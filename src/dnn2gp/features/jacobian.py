@@ -128,7 +128,8 @@ class NetworkFeatures(FeatureMap):
         except RuntimeError as error:
             raise NetworkError(
                 "The network's outputs do not depend on its trainable weights in a differentiable way "
-                f"({error}). Look for (a) detach(), .data, no_grad or argmax in forward, (b) layers with no derivative."
+                f"({error}). Look for (a) detach(), .data, no_grad or argmax in forward, (b) layers with no "
+                "derivative, (c) tensors that are changed in place after a layer has used them."
             ) from error
         pushed = attempt(lambda: self._push(example, vector))
         self.forward_mode = pushed is not None and close((pushed * cotangent[..., 0]).sum(), plain @ vector)
