@@ -137,7 +137,8 @@ def test_large_activations_make_small_chunks_and_passes() -> None:
 
 def test_factors_of_the_data_are_made_in_chunks(monkeypatch) -> None:
     x, y = regression()
-    gp = convert(mlp(), (x, y), NOISE, DELTA, inference=FunctionSpace, memory_budget=9_700)
+    gp = convert(mlp(), (x, y), NOISE, DELTA, inference=FunctionSpace, memory_budget=12_000)
+    gp.features.memory_budget = 6_000
     sizes = []
     factors = LayerwiseFeatures.factors
 
