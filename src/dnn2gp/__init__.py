@@ -10,6 +10,7 @@ from dnn2gp.convert import convert
 from dnn2gp.diagnose import Diagnosis, diagnose
 from dnn2gp.evidence import Evidence
 from dnn2gp.expansion import Expansion
+from dnn2gp.features import JacobianFeatures, LayerwiseFeatures
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.inference import FunctionSpace, WeightSpace
@@ -39,6 +40,8 @@ __all__ = [  # noqa: RUF022 (grouped as the paper is: model and data, A, B, C, r
     "GaussianLikelihood",
     "PoissonLikelihood",
     "precision_from_weight_decay",
+    "LayerwiseFeatures",
+    "JacobianFeatures",
     "Expansion",
     "Gaussian",
     "Dense",

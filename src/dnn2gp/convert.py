@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from dnn2gp.data import read_data
 from dnn2gp.errors import InputError, NotAMinimumWarning
@@ -68,6 +69,8 @@ def convert(
     likelihood = likelihood.detached()
     _check_class("structure", structure, Structure)
     _check_class("inference", inference or WeightSpace, Inference)
+    if not callable(features):
+        raise InputError(f"features: expected an engine such as LayerwiseFeatures; got {features!r}.")
     with show_progress(progress):
         training = read_data(data)
         function = Network(network, training.inputs)
@@ -83,7 +86,7 @@ def convert(
         expanded = expansion(jacobian, inputs, targets, likelihood)  # Eq. (5)
         model = LinearModel.from_laplace(expanded, prior)  # (A), (B): Theorem 1
         posterior = _infer(model, structure, inference)  # (C)
-        _warn_unless_minimum(posterior)
+        _warn_unless_minimum(posterior, network)
     return GaussianProcess(jacobian, posterior, likelihood)
 
 
@@ -102,15 +105,21 @@ def _check_class(what: str, value: object, base: type) -> None:
         raise InputError(f"{what}: expected a class such as {_EXAMPLES[base]}; got {value!r}.")
 
 
-def _warn_unless_minimum(inference: Inference) -> None:
+def _warn_unless_minimum(inference: Inference, network: nn.Module) -> None:
     """Warn where the gradient is that of no minimum, and the step it asks for could move an output noticeably."""
     relative, bound = inference.model.relative_gradient(), inference.step_bound()
-    if relative > _MINIMUM and (bound > _NOTICEABLE or not inference.exact):
-        warnings.warn(
-            f"The weights are not a minimum of the loss with this prior: the gradient is {relative:.0%} of its parts "
-            "(data and prior). The GP's mean is one Gauss-Newton step away from the network, which may move an output "
-            f"by up to {bound:.2g} posterior standard deviations. Train on with all data at once (e.g. L-BFGS), or "
-            "give the prior precision of the training (see precision_from_weight_decay); diagnose(gp) tells more.",
-            NotAMinimumWarning,
-            stacklevel=3,
-        )
+    if relative <= _MINIMUM or (bound <= _NOTICEABLE and inference.exact):
+        return
+    step = "The GP's mean is one Gauss-Newton step away from the network"
+    if not inference.exact:
+        step = "The minimum is about one Gauss-Newton step away, which a posterior that is not exact does not take"
+    normalised = any(isinstance(part, _NormBase) for part in network.modules())
+    mode = " in eval mode (here the statistics of its BatchNorm are fixed)," if normalised else ""
+    warnings.warn(
+        f"The weights are not a minimum of the loss with this prior: the gradient is {relative:.0%} of its parts "
+        f"(data and prior). {step}; it may move an output by up to {bound:.2g} posterior standard deviations. Train on"
+        f"{mode} with all data at once (e.g. L-BFGS), or give the prior precision of the training (see "
+        "precision_from_weight_decay); diagnose(gp) tells more.",
+        NotAMinimumWarning,
+        stacklevel=3,
+    )

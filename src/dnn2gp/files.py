@@ -16,7 +16,7 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     If `write` fails or is interrupted (disk full, Ctrl-C), nothing partial is left and an old file at `path` stays as
     it was. The temporary name has the ending of `path`, so that writers that go by the ending do the same with it.
     """
-    target = _check_place(path)
+    target = check_place(path)
     temporary = target.with_name(f".dnn2gp-{uuid4().hex}{target.suffix}")
     try:
         write(temporary)
@@ -26,7 +26,7 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _check_place(path: Path) -> Path:
+def check_place(path: Path) -> Path:
     """`path` with links followed (the link stays, its target is replaced), if a file can be put there."""
     target = path.resolve()
     folder = target.parent

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dnn2gp.errors import InputError
 from dnn2gp.features import LayerwiseFeatures, NetworkFeatures
 from dnn2gp.inputs import Inputs, check_inputs
 from dnn2gp.network import Network
@@ -45,6 +46,8 @@ class Kernel:
         """
         inputs, other = self._checked(inputs, other)
         if out is not None:
+            if not isinstance(out, str | Path):
+                raise InputError(f"out: expected the name of a file; got {type(out).__name__}.")
             return self.features.kernel_full(inputs, self.precision, other, out=Path(out))
         return self.features.kernel_full(inputs, self.precision, other).to(self.features.anchor.dtype)
 

@@ -36,15 +36,17 @@ class FactoredJacobian:
         precision: Whitener | None = None,
         dtype: torch.dtype | None = None,
         kept: list[tuple[slice, Factors]] | None = None,
+        reserve: int = 0,
     ) -> None:
         """Rows of `inputs` with roots S (default: the identity) and the weight covariance V of `precision` (default:
-        the identity); products are in `dtype`, by default that of the network."""
+        the identity); products are in `dtype`, by default that of the network. `reserve` bytes of the memory budget are
+        the caller's."""
         self.features, self.inputs, self.root = features, inputs, root
         self.precision: Whitener = Unit(features.anchor.dtype) if precision is None else precision
         self.rank = features.num_outputs if root is None else root.shape[2]
         self.num_examples = num_examples(inputs)
         self._wide = features.anchor.dtype if dtype is None else dtype
-        self._kept = kept
+        self._kept, self._reserve = kept, reserve
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,7 +81,7 @@ class FactoredJacobian:
         """Whether all factors are in memory; they are made here the first time, if they fit."""
         if self._kept is None:
             each = self.features.footprint(self.rank)
-            fits = self.num_examples * each.factors <= _SHARE * self.features.budget()
+            fits = self.num_examples * each.factors <= _SHARE * (self.features.budget() - self._reserve)
             self._kept = list(self._made("factors of the data")) if fits else None
         return self._kept is not None
 
@@ -107,7 +109,7 @@ class FactoredJacobian:
 
     def row_blocks(self) -> Iterator[tuple[slice, Float[Tensor, "m P"]]]:
         """(rows, Φ itself), chunk by chunk: for what needs every entry."""
-        size = max(1, self.features.chunk(self.inputs, self.rank, formed=True) // 4)
+        size = max(1, self.features.chunk(self.inputs, self.rank, formed=True, fixed=self._reserve) // 4)
         for part, block in self.blocks():
             for own in chunks(block.num_examples, size):
                 start = part.start + own.start
@@ -146,7 +148,8 @@ class FactoredJacobian:
         return torch.cat([rows for _, rows in self.row_blocks()])
 
     def _made(self, what: str) -> Iterator[tuple[slice, Factors]]:
-        size = min(self.features.chunk(self.inputs, self.rank), max(1, _BLOCK_ROWS // self.rank))
+        size = self.features.chunk(self.inputs, self.rank, fixed=self._reserve)
+        size = min(size, max(1, _BLOCK_ROWS // self.rank))
         for part in track(list(chunks(self.num_examples, size)), what):
             own = None if self.root is None else self.root[part]
             yield part, self.features.factors(take(self.inputs, part), own).compact()

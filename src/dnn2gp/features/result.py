@@ -11,6 +11,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
+from dnn2gp.files import check_place
 from dnn2gp.memory import require
 
 
@@ -24,7 +25,7 @@ class Result:
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, out: Path | None, budget: int, what: str
     ) -> None:
         """In memory, if it fits into the budget, or in the file `out`."""
-        self.shape, self.dtype, self.out = shape, dtype, None if out is None else Path(out).resolve()
+        self.shape, self.dtype, self.out = shape, dtype, None if out is None else check_place(out)
         size = prod(shape) * dtype.itemsize
         self.bytes = 0 if out is not None else size
         self._values: Tensor | None = None
@@ -49,9 +50,11 @@ class Result:
         """Put the complete file in its place; leave nothing if the work failed."""
         if self.out is None:
             return
-        if kind is None:
-            os.replace(self._part, self.out)
-        self._part.unlink(missing_ok=True)
+        try:
+            if kind is None:
+                os.replace(self._part, self.out)
+        finally:
+            self._part.unlink(missing_ok=True)
 
     def write(self, rows: slice, columns: slice, block: Tensor, axis: int, mirrored: bool) -> None:
         """Put a block at (rows, columns), and its transpose at (columns, rows) for a symmetric kernel."""

@@ -132,7 +132,8 @@ class FunctionSpace(Inference):
     def _parts(self, features: FeatureMap, inputs: Inputs) -> list[slice]:
         """Chunks of test inputs, counting the K × M cross kernel of each with the data, its solve and a copy."""
         extra = 3 * 8 * features.num_outputs * len(self.factor)
-        return list(chunks(num_examples(inputs), features.chunk(inputs, extra=extra)))
+        fixed = 8 * len(self.factor) ** 2
+        return list(chunks(num_examples(inputs), features.chunk(inputs, fixed=fixed, extra=extra)))
 
     def _reduce(self, white: Factors) -> Float[Tensor, "n K M"]:
         cross = self.sites.cross(white)
@@ -147,7 +148,13 @@ def _sites(
     expansion: Expansion, precision: Whitener, kept: list[tuple[slice, Factors]] | None = None
 ) -> FactoredJacobian:
     """Φ = SᵀJ V^{½} of the data, with products in float64."""
-    return FactoredJacobian(expansion.features, expansion.inputs, expansion.root, precision, torch.float64, kept)
+    features, inputs, root = expansion.features, expansion.inputs, expansion.root
+    return FactoredJacobian(features, inputs, root, precision, torch.float64, kept, _matrices(expansion.num_sites))
+
+
+def _matrices(size: int) -> int:
+    """Bytes of SᵀKS, its Cholesky factor and a copy."""
+    return 3 * 8 * size**2
 
 
 def _require(expansion: Expansion, size: int) -> None:
@@ -159,4 +166,4 @@ def _require(expansion: Expansion, size: int) -> None:
         else "Use fewer of the data, or freeze layers (requires_grad_(False)) with inference=WeightSpace."
     )
     what = f"The kernel matrix of the data ({size} × {size})"
-    require(3 * 8 * size**2, expansion.features.budget(), what, instead)
+    require(_matrices(size), expansion.features.budget(), what, instead)
