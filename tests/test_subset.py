@@ -109,3 +109,33 @@ def test_frozen_weights_stay_frozen(problem):
     module.body[2].weight.requires_grad_(False)
     gp = convert(module, (x, y), GaussianLikelihood(0.5), 2.0, subset="body.2")
     assert gp.network.layout.names == ("body.2.bias",)
+
+
+class Odd(nn.Module):
+    """A head without a layer rule, or one that nothing uses, after the layers that matter."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.a, self.b, self.c = kind, nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 5)
+        if kind == "normed":
+            self.b = nn.utils.parametrizations.weight_norm(self.b)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.a(x))
+        if self.kind == "einsum":
+            return torch.einsum("ni,oi->no", hidden, self.b.weight) + 0 * self.c(hidden).detach().sum()
+        out = self.b(hidden)
+        self.c(hidden)
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:No layer rule")
+@pytest.mark.parametrize("kind", ["normed", "einsum", "auxiliary"])
+def test_the_last_layer_is_the_one_that_the_outputs_depend_on(problem, kind):
+    _, x, y = problem
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Odd(kind).double()
+    gp = convert(module, (x, y), GaussianLikelihood(0.5), 2.0, subset="last layer")
+    assert {name.split(".")[0] for name in gp.network.layout.names} == {"b"}
+    assert len(gp.network.layout.names) == (3 if kind == "normed" else 2)

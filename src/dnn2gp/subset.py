@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dnn2gp.errors import InputError
 from dnn2gp.features.layerwise import Recorder
@@ -55,16 +55,30 @@ def _matching(network: Network, entry: object) -> set[str]:
 
 @torch.inference_mode(False)
 def _last_layer(network: Network, inputs: Inputs) -> list[str]:
+    """The layer of the last function that weights go into and that the outputs depend on."""
     flat = network.weights.detach().clone()
     recorder = Recorder(FlatWeights(flat))
-    with torch.enable_grad(), recorder:
-        network(flat.detach().requires_grad_(True), take(inputs, slice(0, 1)))
-    if not recorder.uses:
-        raise InputError(f"subset: the last layer was not found; name it. {_known(network.layout)}")
-    start = recorder.uses[-1][0].parts[0].start
-    last = next(name for name, part in network.layout.ranges.items() if part.start <= start < part.stop)
-    layer = last.rpartition(".")[0]
-    return [name for name in network.layout.names if name.rpartition(".")[0] == layer]
+    with torch.enable_grad():
+        with recorder:
+            outputs = network(flat.detach().requires_grad_(True), take(inputs, slice(0, 2)))
+        for given, results in reversed(recorder.calls):
+            reached = [result for result in results if result.requires_grad]
+            if reached and _depends(outputs, reached):
+                return _layer_of([recorder.weights.extent(weight) for weight in given], network.layout)
+    raise InputError(f"subset: the last layer was not found; name it. {_known(network.layout)}")
+
+
+def _depends(outputs: Tensor, results: list[Tensor]) -> bool:
+    found = torch.autograd.grad(outputs.sum(), results, retain_graph=True, allow_unused=True)
+    return any(gradient is not None for gradient in found)
+
+
+def _layer_of(parts: list[slice], layout: Layout) -> list[str]:
+    """All weights of the modules that own these, and of what is inside them (a parametrisation, say)."""
+    touched = [n for n, own in layout.ranges.items() if any(own.start < p.stop and p.start < own.stop for p in parts)]
+    prefixes = {name.rpartition(".")[0] for name in touched}
+    inside = [name for name in layout.names if any(prefix and name.startswith(f"{prefix}.") for prefix in prefixes)]
+    return [name for name in layout.names if name in {*touched, *inside}]
 
 
 def _known(layout: Layout) -> str:

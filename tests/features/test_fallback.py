@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from dnn2gp.errors import NetworkError
 from dnn2gp.features import FactoredJacobian
 
 
@@ -398,3 +399,43 @@ def test_kept_factors():
         features = engine(module, x)
     J = explicit(module, x).flatten(0, 1)
     close(FactoredJacobian(features, x, None, constant(features)).gram(), J @ J.T / 2.5)
+
+
+class HalfDetached(nn.Module):
+    """A weight without a derivative beside a bias with one, in one call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(F.linear(x, self.a.weight.detach(), self.a.bias)))
+
+
+@pytest.mark.filterwarnings("ignore:No layer rule")
+def test_weights_of_one_call_go_together():
+    module = built(HalfDetached)
+    features = engine(module, V())
+    close(features.jacobian(V()), explicit(module, V()))
+
+
+class Permuted(nn.Module):
+    """Examples ordered by value through products with a matrix: nothing in the functions' names shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rank = (x[:, None, 0] > x[None, :, 0]).sum(1)
+        order = (rank[:, None] == torch.arange(len(x))).to(x.dtype)
+        return self.b(order @ torch.tanh(self.a(order.T @ x)))
+
+
+def test_examples_ordered_without_a_trace():
+    module, x = built(Permuted), randn(20, 3)
+    x[:3, 0] = torch.tensor([-3.0, -2.0, -1.0])
+    x[3:, 0] = x[3:, 0].abs()
+    features = engine(module, x)
+    with pytest.raises(NetworkError, match="JacobianFeatures"):
+        features.jacobian(x)

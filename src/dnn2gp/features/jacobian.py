@@ -13,7 +13,7 @@ from torch.func import jvp
 from dnn2gp.errors import NetworkError
 from dnn2gp.features.base import FeatureMap
 from dnn2gp.features.pointer import storage_pointer
-from dnn2gp.inputs import Inputs, differentiable, num_examples, take
+from dnn2gp.inputs import Inputs, differentiable, map_inputs, num_examples, take
 from dnn2gp.memory import check_budget, chunk_size, chunks
 from dnn2gp.network import Network
 
@@ -46,6 +46,7 @@ class NetworkFeatures(FeatureMap):
         self.num_weights, self.num_outputs = network.num_weights, network.num_outputs
         self.memory_budget = check_budget(memory_budget)
         self._saved, self._largest = 0, 0
+        inputs = map_inputs(torch.Tensor.detach, inputs)
         if not self._probe_passes(take(inputs, slice(0, 1))).any() and must_move:
             self._check_dependence(inputs)
 
@@ -81,7 +82,7 @@ class NetworkFeatures(FeatureMap):
     @torch.inference_mode(False)
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N K S"]) -> Float[Tensor, "P S"]:
         """Jᵀ u for each column u, in reverse mode: one backward pass, no Jacobian (but see `jvp`)."""
-        if cotangents.shape[-1] > 2 * self.num_outputs:
+        if cotangents.shape[-1] > 2 * self.num_outputs or differentiable(inputs):
             return super().vjp(inputs, cotangents.to(self.anchor.dtype))
         total = self.anchor.new_zeros(self.num_weights, cotangents.shape[-1])
         for part in self._passes(inputs):

@@ -25,7 +25,7 @@ class Result:
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, out: Path | None, budget: int, what: str
     ) -> None:
         """In memory, if it fits into the budget, or in the file `out`."""
-        self.shape, self.dtype, self.out = shape, dtype, None if out is None else check_place(out)
+        self.shape, self.dtype, self.out = shape, dtype, None if out is None else check_place(Path(out))
         size = prod(shape) * dtype.itemsize
         self.bytes = 0 if out is not None else size
         self._values: Tensor | None = None

@@ -140,8 +140,9 @@ class Outer(Block):
         count = min(self.num_examples, max(1, CACHED // (R * o * i)))
         rows, buffer = self.A.new_empty(2, count, R * o, i)
         ones, total = self.A.new_ones(count * R), self.A.new_zeros(o * i)
+        graph = self.A.requires_grad or self.G.requires_grad
         for A, G in zip(self.A.split(count), self.G.split(count), strict=True):
-            few = torch.bmm(G.flatten(1, 2), A.mT, out=None if self.A.requires_grad else rows[: len(A)]).view(-1, o * i)
+            few = torch.bmm(G.flatten(1, 2), A.mT, out=None if graph else rows[: len(A)]).view(-1, o * i)
             add_squares(few, buffer.view(-1, o * i)[: len(few)], ones[: len(few)], total)
         return self.arrangement.vectors(total.view(o, i)) * self.scale**2
 

@@ -33,6 +33,8 @@ class Recorder(TorchFunctionMode):
         self.uses: list[tuple[Use, GradientEdge]] = []
         self.unknown: list[slice] = []
         self.views: list[Tensor] = []
+        self.calls: list[tuple[list[Tensor], list[Tensor]]] = []
+        """The weights and the results of every function that weights went into, in order."""
         self.rearranges = False
         """Whether the network picks or orders things by values, so that examples may be found elsewhere next time."""
         self._versions: list[tuple[Tensor, int]] = []
@@ -89,8 +91,10 @@ class Recorder(TorchFunctionMode):
         if all(self.weights.holds(value) for value in results):  # a view of weights, or a size: no use yet
             self.views += results
             return output
+        self.calls.append((given, results))
         known = None
-        if isinstance(output, Tensor) and output.requires_grad and func in Rules.rules:
+        same_dtype = isinstance(output, Tensor) and output.dtype == given[0].dtype  # else autocast is at work
+        if isinstance(output, Tensor) and output.requires_grad and same_dtype and func in Rules.rules:
             output = output.clone() if output._is_view() and not _in_place(func) else output
             known = self._kept(func, args, kwargs, output)
         if known is None or output._is_view():
@@ -177,6 +181,7 @@ class _Stack:
 
 
 _BY_VALUE = {"index_select", "gather", "masked_select", "nonzero", "sort", "argsort", "topk", "take_along_dim", "take"}
+_BY_VALUE |= {"scatter", "scatter_", "index_put_", "item", "tolist", "__bool__", "__int__", "__float__", "__index__"}
 
 
 def _rearranges(func: Callable[..., Any], args: tuple) -> bool:

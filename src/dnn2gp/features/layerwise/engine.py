@@ -45,6 +45,7 @@ class LayerwiseFeatures(NetworkFeatures):
         self._weights = FlatWeights(self._flat)
         self._names = network.layout.ranges
         self._batched = True
+        self._seen, self._next_check = 0, 16
         self._learned: dict[object, Uses] = {}
         self._left: set[str] = set()
         self._rest_parts: tuple[slice, ...] = ()
@@ -97,8 +98,10 @@ class LayerwiseFeatures(NetworkFeatures):
         own = sum(size.kronecker_numbers() for size in self._sizes)
         return own + (0 if self.rest is None else self.rest.num_weights**2)
 
-    def _blocks(self, inputs: Inputs, cotangents: Cotangents | None, uses: Uses) -> list[Block]:
-        """The block of each use, in the order of the forward pass."""
+    def _blocks(
+        self, inputs: Inputs, cotangents: Cotangents | None, uses: Uses, *, learned: bool = True
+    ) -> list[Block]:
+        """The block of each use, in the order of the forward pass; once they are `learned`, some chunks are checked."""
         if not uses.axes:
             return []
         graph, count = differentiable(inputs), num_examples(inputs)
@@ -111,7 +114,8 @@ class LayerwiseFeatures(NetworkFeatures):
             )
         with torch.no_grad():
             columns = resolved(identity if cotangents is None else cotangents, outputs).permute(2, 0, 1)
-            check = self._sum_of_rows(outputs, flat, columns) if recorder.rearranges else None
+            checked = learned and (recorder.rearranges or self._due(count))
+            check = self._sum_of_rows(outputs, flat, columns) if checked else None
         found = gradients(
             outputs, chosen, columns, batched=self._batched, create_graph=graph, activations=self._saved * count
         )
@@ -142,6 +146,15 @@ class LayerwiseFeatures(NetworkFeatures):
             )
         return recorder, outputs, flat
 
+    def _due(self, count: int) -> bool:
+        """Whether to check this chunk as a whole: the first one after the few that were learned from, and again each
+        time that the number of examples has doubled, so that checks cost little in the long run."""
+        self._seen += count
+        if self._seen < self._next_check:
+            return False
+        self._next_check = 2 * self._seen
+        return True
+
     def _sum_of_rows(
         self, outputs: Tensor, flat: Tensor, columns: Float[Tensor, "R N K"]
     ) -> tuple[Float[Tensor, "N R 1"], Float[Tensor, " P"]]:
@@ -155,10 +168,10 @@ class LayerwiseFeatures(NetworkFeatures):
         """Where a network picks or orders things by value, see that each example still is where it was."""
         mixing, expected = check
         found = Factors(tuple(merged(blocks)), self.num_weights).pull(mixing.detach())[:, 0]
-        if self._disagreeing(found.detach().unsqueeze(0), expected.unsqueeze(0)) - self._left:
+        if self._disagreeing(found.detach().unsqueeze(0), expected.unsqueeze(0), 1e4) - self._left:
             raise NetworkError(
-                "The network's forward picks or orders examples by their values, so that layers see them in another "
-                "order than the first ones. Use features=JacobianFeatures for it."
+                "The network's forward does with these examples what it did not do with the first ones: it picks or "
+                "orders them by their values, or uses weights in another way. Use features=JacobianFeatures for it."
             )
 
     def _rest_blocks(self, inputs: Inputs, cotangents: Cotangents | None) -> list[Block]:
@@ -175,14 +188,32 @@ class LayerwiseFeatures(NetworkFeatures):
 
     def _learn(self, inputs: Inputs) -> Uses:
         """Find the uses and where the examples are in them; what cannot be had by rules goes to the general engine."""
-        three = take(inputs, torch.arange(3) % num_examples(inputs))
+        three = map_inputs(torch.Tensor.detach, take(inputs, torch.arange(3) % num_examples(inputs)))
         two, _, _ = self._record(take(three, slice(0, 2)))
         uses, unknown = find_uses(two, *self._record(three)[:2], self._names)
+        unknown = uses.sharing(unknown | self._left, self._names)
         uses, wrong = self._verified(three, uses.without(unknown, self._names))
-        self._leave(unknown | wrong, inputs)
+        self._leave(unknown | uses.sharing(wrong, self._names), inputs)
         uses = uses.without(self._left, self._names)
-        self._sizes = tuple(BlockSize.of(block) for block in merged(self._blocks(three, self._probe(3), uses)))
+        self._check_all(three, uses)
+        self._sizes = tuple(
+            BlockSize.of(block) for block in merged(self._blocks(three, self._probe(3), uses, learned=False))
+        )
         return uses
+
+    def _check_all(self, three: Inputs, uses: Uses) -> None:
+        """Rules and the general engine together must give what a plain backward pass gives."""
+        found = self._pulled(three, uses)
+        for block in self._rest_blocks(three, self._probe(3)):
+            pieces = block.rows().squeeze(1).split([part.stop - part.start for part in block.parts], -1)
+            for part, piece in zip(block.parts, pieces, strict=True):
+                found[:, part] = piece
+        wrong = self._disagreeing(found, self._pulled_plainly(three))
+        if wrong:
+            raise NetworkError(
+                f"The derivatives of the weights {_listed(sorted(wrong))} differ from those of a plain backward pass. "
+                "Use features=JacobianFeatures for this network."
+            )
 
     def _verified(self, three: Inputs, uses: Uses) -> tuple[Uses, set[str]]:
         """Compare Jᵀu of each example with a plain backward pass; weights for which no reading of the axes agrees."""
@@ -218,18 +249,20 @@ class LayerwiseFeatures(NetworkFeatures):
         return torch.stack(rows)
 
     def _pulled(self, three: Inputs, uses: Uses) -> Float[Tensor, "3 P"]:
-        blocks = merged(self._blocks(three, self._probe(3), uses))
+        blocks = merged(self._blocks(three, self._probe(3), uses, learned=False))
         if not blocks:
             return self._flat.new_zeros(3, self.num_weights)
         return Factors(tuple(blocks), self.num_weights).rows().squeeze(1)
 
-    def _disagreeing(self, found: Float[Tensor, "n P"], expected: Float[Tensor, "n P"]) -> set[str]:
+    def _disagreeing(
+        self, found: Float[Tensor, "n P"], expected: Float[Tensor, "n P"], factor: float = 2e3
+    ) -> set[str]:
         """The weights whose derivatives differ by more than rounding (NaN differs)."""
         eps, largest = torch.finfo(expected.dtype).eps, expected.abs().max()
         gaps = (found - expected).abs()
         wrong = set()
         for name, part in self._names.items():
-            tolerance = eps * (1e4 * expected[:, part].abs().max() + 1e2 * largest)
+            tolerance = eps * (factor * expected[:, part].abs().max() + 0.01 * factor * largest)
             if not (gaps[:, part] <= tolerance).all():
                 wrong.add(name)
         return wrong

@@ -29,6 +29,17 @@ class Uses:
         kept = [(p, a) for p, a in zip(self.parts, self.axes, strict=True) if not _touches(p, left)]
         return Uses(tuple(p for p, _ in kept), tuple(a for _, a in kept), left)
 
+    def sharing(self, names: set[str], ranges: dict[str, slice]) -> set[str]:
+        """These weights and all that share a use with one of them, directly or by others: they go together."""
+        found = set(names)
+        while True:
+            left = [ranges[name] for name in found]
+            parts = [part for own in self.parts if _touches(own, left) for part in own]
+            more = {name for name, part in ranges.items() if _touches((part,), parts)}
+            if more <= found:
+                return found
+            found |= more
+
     def turned(self, names: set[str], ranges: dict[str, slice]) -> Uses:
         """The same with the other reading of the merged axes in the uses of these weights: (other, example)."""
         chosen = [ranges[name] for name in names]
