@@ -64,8 +64,8 @@ class Geometry:
 
 
 @dataclass(frozen=True, eq=False)
-class ConvolutionUse(Use):
-    """z[:, l] = W patch_l + b: ∂f/∂W = Σ_l g_l patch_lᵀ, group by group."""
+class _PatchUse(Use):
+    """What both kinds of convolution keep: the input and the geometry."""
 
     x: Float[Tensor, "B C *space"]
     geometry: Geometry
@@ -79,6 +79,11 @@ class ConvolutionUse(Use):
     def kept(self) -> Tensor:
         """The input."""
         return self.x
+
+
+@dataclass(frozen=True, eq=False)
+class ConvolutionUse(_PatchUse):
+    """z[:, l] = W patch_l + b: ∂f/∂W = Σ_l g_l patch_lᵀ, group by group."""
 
     def block(self, gradients: Float[Tensor, "R B O *space"], examples: BatchAxis, num_examples: int) -> Block:
         """A: n × i × L and G: n × R × o × L; rows where there are groups."""
@@ -93,21 +98,8 @@ class ConvolutionUse(Use):
 
 
 @dataclass(frozen=True, eq=False)
-class TransposedConvolutionUse(Use):
+class TransposedConvolutionUse(_PatchUse):
     """The transpose of a convolution: ∂f/∂W[c] = Σ_l x_cl patch_l(g), with the patches taken from the gradient."""
-
-    x: Float[Tensor, "B C *space"]
-    geometry: Geometry
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The first axis."""
-        return (self.x.shape[0],)
-
-    @property
-    def kept(self) -> Tensor:
-        """The input."""
-        return self.x
 
     def block(self, gradients: Float[Tensor, "R B O *space"], examples: BatchAxis, num_examples: int) -> Block:
         """A = x: n × C × L; G = patches of the gradient: n × R × (O·kernel) × L; the weight lies as C × (O·kernel)."""
