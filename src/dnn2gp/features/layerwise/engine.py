@@ -277,6 +277,7 @@ class LayerwiseFeatures(NetworkFeatures):
         if unknown <= self._left:
             return
         self._left |= unknown
+        self._learned = {form: uses.without(self._left, self._names) for form, uses in self._learned.items()}
         names = [name for name in self._names if name in self._left]
         state = {**self.network.state(), **self.network.layout.unflatten(self._flat)}
         network = Network(self.network.module, inputs, state=state, trainable=names)
@@ -285,7 +286,6 @@ class LayerwiseFeatures(NetworkFeatures):
         except NetworkError:  # weights without a derivative, such as those used in torch.no_grad() alone
             return
         self._rest_parts = tuple(self._names[name] for name in names)
-        self._learned = {form: uses.without(self._left, self._names) for form, uses in self._learned.items()}
         share = network.num_weights / self.num_weights
         warnings.warn(
             f"No layer rule fits the weights {_listed(names)}, {share:.0%} of all: the general engine (torch.func) "
