@@ -162,6 +162,7 @@ def test_the_same_network_gives_the_same_report_and_the_grades_follow_the_number
     assert replace(fine, relative_gradient=0.9, step_bound=0.4).verdict == "good"
     assert replace(fine, relative_gradient=0.9, step_bound=9.0).verdict == "caution"
     assert replace(fine, relative_gradient=0.9, step_bound=9.0, exact=False).verdict == "bad"
+    assert replace(fine, exact=False).verdict == "caution"  # no approximate posterior is called trustworthy
     for change in ({"curvature_gap": 1.0}, {"step_outputs": 1.0}, {"uninformative": 0.7}, {"spaces_gap": 1e-4}):
         assert replace(fine, **change).verdict == "caution"
     for change in ({"curvature_gap": 3.0}, {"step_outputs": 3.0}, {"uninformative": 1.0}, {"spaces_gap": 0.1}):

@@ -103,8 +103,12 @@ class Diagnosis:
 
     def _step(self) -> Finding:
         if not self.exact:
-            reading = "the structure is not exact, so the GP's mean stays at the network, minimum or not."
-            return Finding("one Gauss-Newton step to the GP's mean", "not taken", _GOOD, reading)
+            reading = (
+                "the structure is not exact, so the GP's mean stays at the network, minimum or not, and its variances "
+                "may be far from those of the exact GP."
+            )
+            remedy = "Compare with structure=Dense on a part of the data, if that fits."
+            return Finding("one Gauss-Newton step to the GP's mean", "not taken", _CAUTION, reading, remedy)
         return Finding(
             "one Gauss-Newton step to the GP's mean",
             f"weights move by {self.step_weights:.2g} of their norm, outputs by {self.step_outputs:.2g} posterior "
