@@ -20,38 +20,45 @@ from problems import problem
 from reference import brute_force
 
 CASE = problem("categorical", 7, 3)
-BUDGETS = {"at once": None, "in chunks": 9_000}
+CHUNKS = {"at once": None, "in chunks": 2}
 
 
-def _jacobian(budget):
-    return JacobianFeatures(Network(CASE.module, CASE.x), CASE.x, memory_budget=budget), CASE.x, CASE.parts()[0]
+def _cut(features, chunk):
+    """The same features, with at most so many examples at a time."""
+    if chunk is not None:
+        features.fast_chunk = lambda num_rows: chunk
+    return features
 
 
-def _looped(budget):
-    features, x, J = _jacobian(budget)
+def _jacobian(chunk):
+    return _cut(JacobianFeatures(Network(CASE.module, CASE.x), CASE.x), chunk), CASE.x, CASE.parts()[0]
+
+
+def _looped(chunk):
+    features, x, J = _jacobian(chunk)
     features.batched = features.forward_mode = False
     return features, x, J
 
 
-def _gradient(budget):
+def _gradient(chunk):
     J, r, _ = CASE.parts()
-    features, x, _ = _jacobian(budget)
+    features, x, _ = _jacobian(chunk)
     pairs = GradientFeatures.pair(x, r)
     return GradientFeatures(features, x), pairs, torch.einsum("nkp,nk->np", J, r).unsqueeze(1)
 
 
-def _layerwise(budget):
-    return LayerwiseFeatures(Network(CASE.module, CASE.x), CASE.x, memory_budget=budget), CASE.x, CASE.parts()[0]
+def _layerwise(chunk):
+    return _cut(LayerwiseFeatures(Network(CASE.module, CASE.x), CASE.x), chunk), CASE.x, CASE.parts()[0]
 
 
-def _layerwise_gradient(budget):
+def _layerwise_gradient(chunk):
     J, r, _ = CASE.parts()
-    features, x, _ = _layerwise(budget)
+    features, x, _ = _layerwise(chunk)
     pairs = GradientFeatures.pair(x, r)
     return GradientFeatures(features, x), pairs, torch.einsum("nkp,nk->np", J, r).unsqueeze(1)
 
 
-# name: budget → (features, inputs, the explicit N × Q × P rows by brute force)
+# name: examples at a time → (features, inputs, the explicit N × Q × P rows by brute force)
 ENGINES = {
     "torch.func": _jacobian,
     "looped": _looped,
@@ -61,10 +68,10 @@ ENGINES = {
 }
 
 
-@pytest.fixture(params=[(e, b) for e in ENGINES for b in BUDGETS], ids=lambda p: f"{p[0]}, {p[1]}")
+@pytest.fixture(params=[(e, b) for e in ENGINES for b in CHUNKS], ids=lambda p: f"{p[0]}, {p[1]}")
 def engine(request) -> tuple[FeatureMap, object, torch.Tensor]:
-    name, budget = request.param
-    return ENGINES[name](BUDGETS[budget])
+    name, chunk = request.param
+    return ENGINES[name](CHUNKS[chunk])
 
 
 def close(a, b):
@@ -82,8 +89,9 @@ def precision():
 
 
 def test_a_budget_makes_chunks():
-    features, x, _ = _jacobian(BUDGETS["in chunks"])
-    assert features.chunk(x, formed=True) < 7 / 2  # three and more
+    features = JacobianFeatures(Network(CASE.module, CASE.x), CASE.x, memory_budget=3_000)
+    assert 1 <= features.chunk(CASE.x) < 7 / 2  # three and more
+    assert features.need(CASE.x, 3)(features.chunk(CASE.x)) <= 3_000
 
 
 def test_rows(engine):

@@ -295,6 +295,8 @@ def test_more_examples_than_a_chunk(name, kind):
     features = engine(module, inputs)
     J, precision = explicit(module, inputs), kind(features)
     assert tight_budget(features, lambda: features.kernel_full(inputs, precision)) >= 3
+    close(features.kernel_full(inputs, precision), kernel(J, precision))
+    tight_budget(features, lambda: assert_kernels(features, inputs, J, precision))
     assert_kernels(features, inputs, J, precision)
     assert_cross_kernels(features, inputs, J, precision)
     v, u = randn(J.shape[2], 5), randn(7, 2, 5)

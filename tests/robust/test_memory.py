@@ -44,7 +44,7 @@ def test_one_example_too_large(expand) -> None:
         untouched(module),
         pytest.raises(
             MemoryBudgetError,
-            match=r"Jacobian of a single example needs [0-9.]+ k?B, more than.*Freeze layers.*raise memory_budget",
+            match=r"examples at a time, .*needs [0-9.]+ k?B, more than.*Freeze layers.*raise memory_budget",
         ),
     ):
         convert(module, regression(), NOISE, DELTA, structure=Diagonal, memory_budget=500, expansion=expand)
@@ -62,7 +62,7 @@ def test_weights_too_many_to_square() -> None:
 
 
 @pytest.mark.parametrize("structure", [Dense, Diagonal])
-@pytest.mark.parametrize("budget", [17_000, 25_000])
+@pytest.mark.parametrize("budget", [16_500, 17_000])
 def test_a_small_budget_changes_no_result(structure, budget: int) -> None:
     module, (x, y) = mlp(), regression(40)
     large = convert(module, (x, y), NOISE, DELTA, structure=structure, inference=WeightSpace)
@@ -116,7 +116,7 @@ def test_large_activations_make_small_chunks_and_passes() -> None:
         torch.manual_seed(0)
         module = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     x = torch.zeros(64, 1, 16, 16)
-    budget = 3_000_000
+    budget = 1_500_000
     features = JacobianFeatures(Network(module, x), x, memory_budget=budget)
     activations = 16 * 16 * 16 * 4  # bytes of one activation of one example
     assert features.chunk(x) * features.num_outputs * activations <= budget
@@ -131,7 +131,8 @@ def test_large_activations_make_small_chunks_and_passes() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Network, "__call__", watched)
         features.outputs(x)
-    assert sum(seen) == 64
+    assert seen[:2] == [2, 3]  # the trial
+    assert sum(seen[2:]) == 64
     assert max(seen) * 2 * activations <= budget
 
 

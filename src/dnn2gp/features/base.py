@@ -1,7 +1,7 @@
 """Products with the features φ_w(x)ᵀ ∈ R^{Q×P} of Eq. (5); for Laplace-GGN φᵀ = J, the Jacobian of the network.
 
-A feature map has to say what SᵀJ is for a few examples, by blocks (`factors`), and what that costs (`footprint`).
-Every product is defined here from chunks of it, within a memory budget.
+A feature map has to say what SᵀJ is for a few examples, by blocks (`factors`), and what these hold (`footprint`).
+Every product is defined here from chunks of it, as large as the memory budget allows: see `peak.py`.
 
     J     rows of all examples, (N·Q) × P          Σ = precision⁻¹     a covariance of the weights
 """
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -20,17 +22,23 @@ from dnn2gp.errors import InputError
 from dnn2gp.features.cotangents import Cotangents
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.footprint import Footprint
-from dnn2gp.features.kronecker import KroneckerFactors, kronecker_factors
+from dnn2gp.features.kronecker import KroneckerFactors, kronecker_factors, kronecker_sums
 from dnn2gp.features.pairs import Side, pairs, plan_pairs
+from dnn2gp.features.peak import Peak, peak_of
 from dnn2gp.features.plan import Plan
 from dnn2gp.features.result import Result
 from dnn2gp.features.whitener import Unit, Whitener
-from dnn2gp.inputs import Inputs, differentiable, num_examples, take
-from dnn2gp.memory import chunk_size, chunks, default_budget, require
+from dnn2gp.features.work import MADE, Trial, Work
+from dnn2gp.inputs import Inputs, differentiable, leaves, num_examples, take
+from dnn2gp.memory import bounded, chunks, default_budget, require
 from dnn2gp.progress import track
 
 # The most examples of a chunk.
 _CHUNK = 200
+# The most rows of an example with which memory is measured; with more it is extrapolated.
+_ROWS_MEASURED = 32
+# The largest factors of a few examples that are kept for other measurements.
+_TRIAL_BYTES = 1 << 24
 
 
 class FeatureMap(ABC):
@@ -41,17 +49,21 @@ class FeatureMap(ABC):
     anchor: Float[Tensor, " P"]
     memory_budget: int | None
 
+    fewest: int = 1
+    """The examples that are made at the least, whatever is asked for."""
+
     @abstractmethod
-    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None) -> Factors:
+    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None, *, apart: bool = False) -> Factors:
         """Uᵀ φ_w(x)ᵀ of each example by blocks, U its cotangents (default: the identity, so that it is φᵀ).
 
         U (N × Q × R) may be a function of the outputs, such as a likelihood's `noise_precision_root`: it is then called
-        in the forward pass that is made anyway.
+        in the forward pass that is made anyway. `apart`: the inputs and output gradients of each layer are wanted, and
+        not the sums over positions that they make.
         """
 
     @abstractmethod
-    def footprint(self, num_rows: int) -> Footprint:
-        """What the factors of one example with R rows cost."""
+    def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
+        """What the factors of one of these examples with R rows hold."""
 
     @property
     def parts(self) -> list[slice]:
@@ -71,66 +83,84 @@ class FeatureMap(ABC):
         """Operations of the product of the rows of two examples: all pairs of rows, or only equal ones."""
         return 2.0 * left_rows * (1 if trace else right_rows) * self.num_weights
 
+    @bounded
     def jacobian(self, inputs: Inputs) -> Float[Tensor, "N Q P"]:
         """φ_w(x)ᵀ of each example, all in memory."""
-        return self.factors(inputs).rows()
+        held = 2 * num_examples(inputs) * self.footprint(inputs, self.num_outputs).rows
+        return torch.cat(list(self._used(inputs, _ROWS, fixed=held)))
 
+    @bounded
     def pull_each(self, inputs: Inputs, cotangents: Float[Tensor, "N Q"]) -> Float[Tensor, "N P"]:
         """J(xᵢ)ᵀ uᵢ of each example apart."""
         return self.factors(inputs, cotangents.unsqueeze(-1)).rows().squeeze(1)
 
+    @bounded
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N Q S"]:
         """J V."""
-        return torch.cat([factors.push(vectors) for _, factors in self._factors(inputs, "J v")])
+        work = Work("J v", lambda factors: factors.push(vectors), (vectors.shape[1],))
+        held = num_examples(inputs) * self.num_outputs * vectors.shape[1] * self.anchor.element_size()
+        return torch.cat(list(self._used(inputs, work, fixed=2 * held)))
 
+    @bounded
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N Q S"]) -> Float[Tensor, "P S"]:
         """Jᵀ U = Σᵢ φ_w(xᵢ) Uᵢ."""
-        total = self.anchor.new_zeros(self.num_weights, cotangents.shape[-1])
-        for part, factors in self._factors(inputs, "Jᵀ u"):
+        count = cotangents.shape[2]
+        total = self.anchor.new_zeros(self.num_weights, count)
+        work = Work("Jᵀ u", lambda factors: factors.pull(factors.ones(count)), (count,))
+        for part, factors in self._factors(inputs, work, fixed=total.nbytes):
             total += factors.pull(cotangents[part])
+            del factors  # so that the next ones are not made beside these
         return total
 
+    @bounded
     def ggn(self, inputs: Inputs, root: Cotangents) -> Float[Tensor, "P P"]:
         """Jᵀ Λ J = Σᵢ φ_w(xᵢ) Λᵢ φ_w(xᵢ)ᵀ with Λᵢ = Sᵢ Sᵢᵀ, in float64 whatever the rows are."""
         total = torch.zeros(self.num_weights, self.num_weights, dtype=torch.float64, device=self.anchor.device)
-        for _, factors in self._factors(inputs, "JᵀΛJ", root, formed=True, fixed=8 * self.num_weights**2):
-            rows = factors.rows().flatten(0, 1).double()
+        for rows in self._used(inputs, _WIDE_ROWS, root, fixed=total.nbytes):
             total.addmm_(rows.T, rows)
+            del rows
         return total
 
+    @bounded
     def ggn_diagonal(self, inputs: Inputs, root: Cotangents) -> Float[Tensor, " P"]:
         """diag(Jᵀ Λ J), summed over chunks in float64."""
         total = torch.zeros(self.num_weights, dtype=torch.float64, device=self.anchor.device)
-        for _, factors in self._factors(inputs, "diag JᵀΛJ", root):
-            total += factors.squares()
+        for squares in self._used(inputs, _SQUARES, root, fixed=total.nbytes):
+            total += squares
         return total
 
     def squared_gradients(self, inputs: Inputs, cotangents: Float[Tensor, "N Q"]) -> Float[Tensor, " P"]:
         """Σᵢ (φ_w(xᵢ) uᵢ)², entry by entry: of u = r, the sum of squared gradients of the examples (VOGN)."""
         return self.ggn_diagonal(inputs, cotangents.unsqueeze(-1))
 
+    @bounded
     def ggn_blocks(self, inputs: Inputs, root: Cotangents) -> list[Float[Tensor, "p p"]]:
         """The blocks of Jᵀ Λ J on its diagonal, one for each of `layers`, in float64."""
         totals = [torch.zeros(size, size, dtype=torch.float64, device=self.anchor.device) for size in self._layer_sizes]
-        fixed = sum(8 * size**2 for size in self._layer_sizes)
-        for _, factors in self._factors(inputs, "blocks of JᵀΛJ", root, formed=True, fixed=fixed):
+        for _, factors in self._factors(inputs, self._layer_rows(), root, fixed=sum(total.nbytes for total in totals)):
             for total, parts in zip(totals, self.layers, strict=True):
                 rows = factors.columns(parts).flatten(0, 1).double()
                 total.addmm_(rows.T, rows)
+                del rows
+            del factors
         return totals
 
+    @bounded
     def kronecker(self, inputs: Inputs, root: Cotangents) -> list[KroneckerFactors]:
         """The Kronecker factors of Jᵀ Λ J for each layer (KFAC)."""
-        return kronecker_factors(factors for _, factors in self._factors(inputs, "Kronecker factors", root))
+        held = 8 * self.kronecker_numbers()
+        return kronecker_factors(self._used(inputs, _KRONECKER, root, fixed=held))
 
     def kronecker_numbers(self) -> int:
         """How many numbers the Kronecker factors of all layers hold."""
         return sum((part.stop - part.start) ** 2 for part in self.parts)
 
+    @bounded
     def covariance(self, inputs: Inputs, precision: Whitener) -> Float[Tensor, "N Q Q"]:
         """J(x) Σ J(x)ᵀ of each example."""
-        formed = not self._structured(precision)
-        return torch.cat([precision.marginal(factors) for _, factors in self._factors(inputs, "J Σ Jᵀ", formed=formed)])
+        work = _marginal(precision)
+        held = 2 * num_examples(inputs) * self.num_outputs**2 * self._wide(precision).itemsize
+        return torch.cat(list(self._used(inputs, work, fixed=held)))
 
     def kernel_full(
         self,
@@ -170,19 +200,56 @@ class FeatureMap(ABC):
         return default_budget() if self.memory_budget is None else self.memory_budget
 
     def chunk(
-        self, inputs: Inputs, num_rows: int | None = None, *, formed: bool = False, fixed: int = 0, extra: int = 0
+        self, inputs: Inputs, num_rows: int | None = None, work: Work = MADE, *, fixed: int = 0, extra: int = 0
     ) -> int:
-        """Examples at a time so that their factors (`formed`: and their rows, in float64) stay within the budget.
+        """Examples at a time for this work within the budget, where `fixed` bytes are held besides, and `extra` for
+        each example."""
+        rows = self.num_outputs if num_rows is None else num_rows
+        need, budget = self.need(inputs, rows, work).plus(fixed, extra), self.budget()
+        fewest = f"{work.name}, {'a single example' if self.fewest == 1 else f'{self.fewest} examples'} at a time,"
+        require(need(self.fewest), budget, f"{fewest} with the result" if fixed else fewest, FEWER)
+        return max(1, min(num_examples(inputs), need.most(budget), self.fast_chunk(rows)))
 
-        `fixed` bytes are held besides, and `extra` for each example.
-        """
-        each = self.footprint(self.num_outputs if num_rows is None else num_rows)
-        bytes_per_example = self._example_bytes(each, formed) + extra
-        budget = self.budget()
-        if fixed:
-            require(fixed + bytes_per_example, budget, "The result with the Jacobian of a single example", _FEWER)
-        size = chunk_size(num_examples(inputs), bytes_per_example, budget - fixed, "The Jacobian")
-        return min(size, self.fast_chunk(self.num_outputs if num_rows is None else num_rows))
+    def need(self, inputs: Inputs, num_rows: int, work: Work = MADE) -> Peak:
+        """The memory that factors with R rows need while they are made and used, measured on a few examples."""
+        key = self.kind(inputs), num_rows, work.name, work.key
+        if key not in self._needs:
+            self._needs[key] = self._measured(inputs, num_rows, work)
+        return self._needs[key]
+
+    @staticmethod
+    def kind(inputs: Inputs) -> tuple[object, ...]:
+        """What inputs must share for their examples to need the same memory."""
+        return differentiable(inputs), *((leaf.shape[1:], leaf.dtype) for leaf in leaves(inputs))
+
+    @cached_property
+    def _needs(self) -> dict[object, Peak]:
+        return {}
+
+    @torch.inference_mode(False)
+    def _measured(self, inputs: Inputs, num_rows: int, work: Work) -> Peak:
+        if num_rows > _ROWS_MEASURED:  # too many for a trial: they add the same each time
+            few, more = (self._measured(inputs, rows, work) for rows in (_ROWS_MEASURED // 2, _ROWS_MEASURED))
+            return few.stretched(more, (2.0 * num_rows - _ROWS_MEASURED) / _ROWS_MEASURED)
+
+        key = self.kind(inputs), num_rows, work.apart
+        trial = self._trials.get(key) or self._trial(inputs, num_rows, work.apart)
+        if trial.bytes[1] <= _TRIAL_BYTES:
+            self._trials[key] = trial
+        return trial.made.or_held(trial.bytes, peak_of(lambda count: work.use(trial.factors[count])))
+
+    def _trial(self, inputs: Inputs, num_rows: int, apart: bool) -> Trial:
+        """The factors of a few examples."""
+
+        def make(count: int) -> Factors:
+            some = take(inputs, torch.arange(count) % num_examples(inputs))
+            return self.factors(some, self.anchor.new_ones(count, self.num_outputs, num_rows), apart=apart)
+
+        return Trial.of(make)
+
+    @cached_property
+    def _trials(self) -> dict[object, Trial]:
+        return {}
 
     def fast_chunk(self, num_rows: int) -> int:
         """The most examples that are made at once: beyond it nothing gets faster, and caches overflow."""
@@ -197,18 +264,16 @@ class FeatureMap(ABC):
     def side(self, inputs: Inputs, precision: Whitener, cotangents: Float[Tensor, "N Q R"] | None = None) -> Side:
         """These examples as one axis of a kernel matrix with the covariance Σ."""
         rows = self.num_outputs if cotangents is None else cotangents.shape[2]
-        each = self.footprint(rows)
-        dtype = torch.promote_types(self.anchor.dtype, precision.dtype)
-        wide = dtype.itemsize // self.anchor.element_size()
-        structured = self._structured(precision)
-        kept = (each.factors if structured else each.rows) * wide
-        making = each.capture + each.factors + (0 if structured else 2 * each.rows * wide)
+        each = self.footprint(inputs, rows)
+        wide = self._wide(precision).itemsize // self.anchor.element_size()
+        kept = (each.factors if self._structured(precision) else each.rows) * wide
 
         def make(part: slice) -> Factors:
             own = None if cotangents is None else cotangents[part]
             return self.white_factors(take(inputs, part), precision, own)
 
-        return Side(num_examples(inputs), rows, kept, making, make, self.fast_chunk(rows))
+        need = self.need(inputs, rows, _white(precision))
+        return Side(num_examples(inputs), rows, kept, need, each.products * wide, make, self.fast_chunk(rows), self.fewest)
 
     def plan(self, work: str, inputs: Inputs, other: Inputs | None = None, *, out: bool = False) -> Plan:
         """What a product of this name will need, before it is computed, with one prior precision a layer.
@@ -217,15 +282,25 @@ class FeatureMap(ABC):
         """
         if work in _KERNELS:
             return self._plan_kernel(work, inputs, other, out)
-        results = {
-            "covariance": num_examples(inputs) * self.num_outputs**2 * self.anchor.element_size(),
-            "ggn": 8 * self.num_weights**2,
-            "ggn_diagonal": 8 * self.num_weights,
-            "jacobian": num_examples(inputs) * self.footprint(self.num_outputs).rows,
+        Q, P, count = self.num_outputs, self.num_weights, num_examples(inputs)
+        size, each = self.anchor.element_size(), 2.0 * Q * P
+        marginal = _marginal(Unit(self.anchor.dtype))
+        known: dict[str, tuple[Work, int, float]] = {  # what is done, bytes of the result, operations of an example
+            "covariance": (marginal, 2 * count * Q * Q * size, Q * each),
+            "ggn": (_WIDE_ROWS, 8 * P**2, P * each),
+            "ggn_blocks": (self._layer_rows(), sum(8 * own**2 for own in self._layer_sizes), P * each),
+            "ggn_diagonal": (_SQUARES, 8 * P, each),
+            "kronecker": (_KRONECKER, 8 * self.kronecker_numbers(), each),
+            "jacobian": (_ROWS, 2 * count * self.footprint(inputs, Q).rows, each),
         }
-        if work not in results:
-            raise InputError(f"work: expected one of {[*_KERNELS, *results]}; got {work!r}.")
-        return self._plan_sum(work, inputs, results[work])
+        if work not in known:
+            raise InputError(f"work: expected one of {[*_KERNELS, *known]}; got {work!r}.")
+        done, held, operations = known[work]
+        chunk = self.chunk(inputs, work=done, fixed=held)
+        total = self.need(inputs, Q, done)(max(chunk, self.fewest)) + held
+        operations = count * (self.footprint(inputs, Q).operations + operations)
+        result = held // 2 if work in ("covariance", "jacobian") else held
+        return Plan(work, count, chunk, chunk, total, result, operations, self.budget())
 
     def _plan_kernel(self, work: str, inputs: Inputs, other: Inputs | None, out: bool) -> Plan:
         count, columns = num_examples(inputs), num_examples(inputs if other is None else other)
@@ -236,42 +311,43 @@ class FeatureMap(ABC):
         left, right = self.side(inputs, unit), None if other is None else self.side(other, unit)
         found = plan_pairs(left, right, entry, self.budget() - result, work, _INSTEAD, whole=work == "kernel_full")
         pairs_made = count * columns * (0.5 if other is None else 1.0)
-        operations = self.footprint(Q).operations * (count if other is None else count + columns)
+        operations = self.footprint(inputs, Q).operations * (count if other is None else count + columns)
         operations += pairs_made * self.pair_operations(Q, Q, trace=work != "kernel_full")
         return Plan(work, count, found.block, found.held, result + found.bytes, result, operations, self.budget())
 
-    def _plan_sum(self, work: str, inputs: Inputs, result: int) -> Plan:
-        count, Q, formed = num_examples(inputs), self.num_outputs, work in ("ggn", "jacobian")
-        each = self.footprint(Q)
-        chunk = self.chunk(inputs, formed=formed, fixed=result)
-        working = chunk * self._example_bytes(each, formed)
-        products = {"ggn": 2.0 * Q * self.num_weights**2, "covariance": 2.0 * Q * Q * self.num_weights}
-        operations = count * (each.operations + products.get(work, 2.0 * Q * self.num_weights))
-        return Plan(work, count, chunk, chunk, result + working, result, operations, self.budget())
+    def _wide(self, precision: Whitener) -> torch.dtype:
+        return torch.promote_types(self.anchor.dtype, precision.dtype)
 
-    def _example_bytes(self, each: Footprint, formed: bool) -> int:
-        """What an example holds at once: factors while they are made, and rows in float64 if they are formed."""
-        wide = torch.float64.itemsize // self.anchor.element_size()
-        return each.capture + each.factors + ((1 + 2 * wide) * each.rows if formed else 0)
+    def _layer_rows(self) -> Work:
+        """The rows of the largest layer, in float64."""
+        sizes = self._layer_sizes
+        largest = self.layers[sizes.index(max(sizes))]
+        return Work("The rows of a layer", lambda factors: factors.columns(largest).flatten(0, 1).double())
 
     def _structured(self, precision: Whitener) -> bool:
         """Whether Σ is one number on each range of weights, so that no rows need to be formed."""
         return all(precision.scale(part) is not None for part in self.parts)
 
     def _factors(
-        self,
-        inputs: Inputs,
-        what: str,
-        cotangents: Cotangents | None = None,
-        *,
-        formed: bool = False,
-        fixed: int = 0,
+        self, inputs: Inputs, work: Work, cotangents: Cotangents | None = None, *, fixed: int = 0
     ) -> Iterator[tuple[slice, Factors]]:
         given = isinstance(cotangents, Tensor)
-        size = self.chunk(inputs, cotangents.shape[2] if given else None, formed=formed, fixed=fixed)
-        for part in track(list(chunks(num_examples(inputs), size)), what):
-            yield part, self.factors(take(inputs, part), cotangents[part] if given else cotangents)
+        size = self.chunk(inputs, cotangents.shape[2] if given else None, work, fixed=fixed)
+        for part in track(list(chunks(num_examples(inputs), size)), work.name):
+            own = cotangents[part] if given else cotangents
+            yield part, self.factors(take(inputs, part), own, apart=work.apart)
 
+    def _used(
+        self, inputs: Inputs, work: Work, cotangents: Cotangents | None = None, *, fixed: int = 0
+    ) -> Iterator[Any]:
+        """What the work makes of each chunk's factors, which are then given up."""
+        for _, factors in self._factors(inputs, work, cotangents, fixed=fixed):
+            result = work.use(factors)
+            del factors
+            yield result
+            del result
+
+    @bounded
     def _kernel(
         self,
         what: str,
@@ -286,7 +362,7 @@ class FeatureMap(ABC):
         """A kernel block by block; axis 0 counts the examples, and axis 1 (or 2, in the full kernel) the others."""
         right_map = other or self
         symmetric = other_inputs is None and right_map is self
-        dtype = torch.promote_types(self.anchor.dtype, precision.dtype)
+        dtype = self._wide(precision)
         left = self.side(inputs, precision)
         right = None if symmetric else right_map.side(inputs if other_inputs is None else other_inputs, precision)
         if out is not None and (differentiable(inputs) or (other_inputs is not None and differentiable(other_inputs))):
@@ -300,8 +376,22 @@ class FeatureMap(ABC):
                 block = product(a, b)
                 mirrored = symmetric and rows != columns
                 result.write(rows, columns, block, axis, mirrored)
+                del a, b, block
         return result.tensor()
 
+
+def _marginal(precision: Whitener) -> Work:
+    return Work("J Σ Jᵀ", precision.marginal, (type(precision), precision.dtype))
+
+
+def _white(precision: Whitener) -> Work:
+    return Work("J Σ^½", lambda factors: precision.whitened(factors).compact(), (type(precision), precision.dtype))
+
+
+_ROWS = Work("J", Factors.rows)
+_WIDE_ROWS = Work("JᵀΛJ", lambda factors: factors.rows().flatten(0, 1).double())
+_SQUARES = Work("diag JᵀΛJ", Factors.squares)
+_KRONECKER = Work("Kronecker factors", kronecker_sums, apart=True)
 
 # The numbers of a pair of examples in each kind of kernel, for Q outputs.
 _KERNELS: dict[str, Callable[[int], int]] = {
@@ -309,7 +399,7 @@ _KERNELS: dict[str, Callable[[int], int]] = {
     "kernel_trace": lambda Q: 1,
     "kernel_diagonal": lambda Q: Q,
 }
-_FEWER = "Freeze layers that need no uncertainty (requires_grad_(False)), or use fewer outputs."
+FEWER = "Freeze layers that need no uncertainty (requires_grad_(False)), or use fewer outputs."
 _INSTEAD = (
     "Take fewer inputs at a time, the trace or diagonal kernel, or out=FILE, which holds the result on disk; or freeze "
     "layers that need no uncertainty (requires_grad_(False))."

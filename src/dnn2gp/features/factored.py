@@ -11,12 +11,14 @@ from torch import Tensor
 from dnn2gp.features.base import FeatureMap
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.whitener import Unit, Whitener
+from dnn2gp.features.work import Work
 from dnn2gp.inputs import Inputs, num_examples, take
-from dnn2gp.memory import chunks
+from dnn2gp.memory import bounded, chunks
 from dnn2gp.progress import track
 
 # The share of the memory budget that the factors of the training data may hold between predictions.
 _SHARE = 0.25
+_WIDE_ROWS = Work("Rows of the data", lambda factors: factors.to(torch.float64).rows())
 # Rows of a block: large enough for a fast product, small enough that it stays in a cache.
 _BLOCK_ROWS = 1024
 
@@ -49,6 +51,11 @@ class FactoredJacobian:
         self._kept, self._reserve = kept, reserve
 
     @property
+    def memory_budget(self) -> int | None:
+        """That of the features."""
+        return self.features.memory_budget
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the products."""
         return self._wide
@@ -75,16 +82,21 @@ class FactoredJacobian:
                 yield part, self._white(factors)
         else:
             for part, factors in self._made(f"{what}, made anew"):
-                yield part, self._white(factors)
+                white = self._white(factors)
+                del factors
+                yield part, white
+                del white
 
+    @bounded
     def kept(self) -> bool:
         """Whether all factors are in memory; they are made here the first time, if they fit."""
         if self._kept is None:
-            each = self.features.footprint(self.rank)
+            each = self.features.footprint(self.inputs, self.rank)
             fits = self.num_examples * each.factors <= _SHARE * (self.features.budget() - self._reserve)
             self._kept = list(self._made("factors of the data")) if fits else None
         return self._kept is not None
 
+    @bounded
     def gram(self) -> Float[Tensor, "M M"]:
         """ΦΦᵀ = Sᵀ K S, one triangle of blocks and its mirror image."""
         result = torch.empty(self.num_rows, self.num_rows, dtype=self.dtype, device=self.device)
@@ -98,6 +110,7 @@ class FactoredJacobian:
                     result[self._sites(columns), self._sites(rows)] = product.T
         return result
 
+    @bounded
     def cross(self, white: Factors) -> Float[Tensor, "n Q M"]:
         """J(x) V Jᵀ S for the factors J(x) V^{½} of other inputs."""
         return torch.cat([white.full(block).flatten(2) for _, block in self.blocks("cross kernel")], -1)
@@ -109,13 +122,14 @@ class FactoredJacobian:
 
     def row_blocks(self) -> Iterator[tuple[slice, Float[Tensor, "m P"]]]:
         """(rows, Φ itself), chunk by chunk: for what needs every entry."""
-        size = max(1, self.features.chunk(self.inputs, self.rank, formed=True, fixed=self._reserve) // 4)
+        size = self.features.chunk(self.inputs, self.rank, _WIDE_ROWS, fixed=self._reserve)
         for part, block in self.blocks():
             for own in chunks(block.num_examples, size):
                 start = part.start + own.start
                 rows = block.take(own).rows().flatten(0, 1)
                 yield self._sites(slice(start, start + own.stop - own.start)), rows
 
+    @bounded
     def push(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "M S"]:
         """Φ v; without kept factors, as SᵀJ (V^{½} v) by passes through the network."""
         if self.kept():
@@ -124,6 +138,7 @@ class FactoredJacobian:
         sites = pushed if self.root is None else self.root.mT.to(pushed.dtype) @ pushed
         return sites.flatten(0, 1).to(self.dtype)
 
+    @bounded
     def pull(self, sites: Float[Tensor, "M S"]) -> Float[Tensor, "P S"]:
         """Φᵀ u; without kept factors, as (V^{½})ᵀ JᵀS u by passes through the network."""
         shaped = sites.unflatten(0, (self.num_examples, self.rank))
@@ -148,7 +163,9 @@ class FactoredJacobian:
         return torch.cat([rows for _, rows in self.row_blocks()])
 
     def _made(self, what: str) -> Iterator[tuple[slice, Factors]]:
-        size = self.features.chunk(self.inputs, self.rank, fixed=self._reserve)
+        wide = self.dtype.itemsize // self.features.anchor.element_size()
+        beside = 3 * wide * self.features.footprint(self.inputs, self.rank).factors  # two blocks, and a copy of one
+        size = self.features.chunk(self.inputs, self.rank, fixed=self._reserve, extra=beside)
         size = min(size, max(1, _BLOCK_ROWS // self.rank))
         for part in track(list(chunks(self.num_examples, size)), what):
             own = None if self.root is None else self.root[part]

@@ -10,10 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features.blocks import Block, Outer, Rows
+from dnn2gp.memory import chunks
 
 # Rows (examples, for the trace) of the smallest blocks of a symmetric product: smaller ones cost more than they save.
 _TRIANGLE = 160
 _TRIANGLE_EXAMPLES = 32
+# Numbers that the vectors of a product may need at all positions of a layer at once, and vectors at the least.
+_NUMBERS = 1 << 22
+_COLUMNS = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +133,11 @@ class Factors:
 
     def squares(self) -> Float[Tensor, " P"]:
         """Σ J² of each weight, the diagonal of JᵀJ."""
-        return self._assembled([block.squares().unsqueeze(-1) for block in self.blocks], (1,)).squeeze(-1)
+        result = self._zeros(self.num_weights)
+        for block in self.blocks:
+            for part, piece in _pieces(block, block.squares()):
+                result[part] = piece
+        return result
 
     def marginal(self, variances: Float[Tensor, " P"]) -> Float[Tensor, "n R R"]:
         """J diag(v) Jᵀ of each example."""
@@ -142,14 +150,22 @@ class Factors:
         """J v."""
         vectors = vectors.to(self.dtype)
         total = self._zeros(self.num_examples, self.num_rows, vectors.shape[1])
-        for block in self.blocks:
-            total += block.push(_gathered(block, vectors))
+        for columns in chunks(vectors.shape[1], self._columns()):
+            few = vectors[:, columns]
+            for block in self.blocks:
+                total[..., columns] += block.push(_gathered(block, few))
         return total
 
     def pull(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "P S"]:
         """Jᵀ u, summed over the examples."""
         cotangents = cotangents.to(self.dtype)
-        return self._assembled([block.pull(cotangents) for block in self.blocks], (cotangents.shape[2],))
+        result = self._zeros(self.num_weights, cotangents.shape[2])
+        for columns in chunks(cotangents.shape[2], self._columns()):
+            few = cotangents[..., columns]
+            for block in self.blocks:
+                for part, piece in zip(block.parts, block.pull(few).split(_sizes(block)), strict=True):
+                    result[part, columns] = piece
+        return result
 
     def pull_each(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "n P S"]:
         """Jᵀ u of each example apart."""
@@ -170,7 +186,7 @@ class Factors:
         """A symmetric product: half of the examples, the other half, and the block between them, and so on down."""
         ready = self.with_blocks([block.explicit() if isinstance(block, Outer) else block for block in self.blocks])
         n = self.num_examples
-        result = torch.empty((n, rows[0], n, rows[1]) if rows else (n, n), dtype=self.dtype, device=self._device)
+        result = torch.empty((n, rows[0], n, rows[1]) if rows else (n, n), dtype=self.dtype, device=self.device)
         for lower, upper in _halvings(slice(0, n), size):
             block = product(ready.take(lower), ready.take(upper))
             if rows:
@@ -184,18 +200,21 @@ class Factors:
         return result
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
+        """Where the blocks are."""
         return self.blocks[0].tensors()[-1].device
 
-    def _assembled(self, values: Sequence[Tensor], trailing: tuple[int, ...]) -> Float[Tensor, "P S"]:
-        result = self._zeros(self.num_weights, *trailing)
-        for block, value in zip(self.blocks, values, strict=True):
-            for part, piece in zip(block.parts, value.split(_sizes(block)), strict=True):
-                result[part] = piece
-        return result
+    def ones(self, count: int) -> Float[Tensor, "n R S"]:
+        """Cotangents that add up all rows."""
+        return torch.ones(self.num_examples, self.num_rows, count, dtype=self.dtype, device=self.device)
+
+    def _columns(self) -> int:
+        """Vectors at a time in a product."""
+        each = max(tensor.numel() for block in self.blocks for tensor in block.tensors()) // self.num_rows
+        return max(_COLUMNS, _NUMBERS // max(1, each))
 
     def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=self.dtype, device=self._device)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
 
 def _halvings(part: slice, size: int) -> list[tuple[slice, slice]]:

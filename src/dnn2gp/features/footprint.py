@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of one example with R rows, in the dtype of the weights."""
+    """Bytes of one example with R rows, in the dtype of the weights; what making them needs is measured (`peak.py`)."""
 
-    capture: int
-    """While its factors are made: activations, gradients, and what the passes need besides."""
     factors: int
     """Of the factors, in the form that is kept."""
     rows: int
     """Of its R rows of the Jacobian, R · P numbers."""
+    products: int
+    """Of what a product with another example forms besides."""
     operations: float
     """Multiplications and additions to make the factors."""

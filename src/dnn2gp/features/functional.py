@@ -18,7 +18,7 @@ class JacobianFeatures(NetworkFeatures):
     """J_w(x) itself, for any network: R · P numbers an example."""
 
     @torch.inference_mode(False)
-    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None) -> Factors:
+    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None, *, apart: bool = False) -> Factors:
         """One block with the rows of J, or of UᵀJ.
 
         Where the result is to be differentiated once more, by plain backward passes: torch.func leaves out terms there
@@ -34,12 +34,10 @@ class JacobianFeatures(NetworkFeatures):
                 return Factors.of_rows(rows if cotangents is None else cotangents.mT.to(rows.dtype) @ rows)
             return Factors.of_rows(vmap(self._pulled)(inputs, cotangents.mT.to(self.anchor.dtype)))
 
-    def footprint(self, num_rows: int) -> Footprint:
-        """R · P numbers, and the activations that a batched backward pass of R cotangents holds."""
-        size = self.anchor.element_size()
-        rows = size * num_rows * self.num_weights
-        passes = size * (self._saved + 4 * num_rows * self._largest)
-        return Footprint(passes + rows, rows, rows, 6.0 * num_rows * self.num_weights)
+    def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
+        """R · P numbers."""
+        rows = self.anchor.element_size() * num_rows * self.num_weights
+        return Footprint(rows, rows, 0, 6.0 * num_rows * self.num_weights)
 
     def _single(self, weights: Tensor, example: Inputs) -> Tensor:
         return self.network(weights, map_inputs(lambda leaf: leaf.unsqueeze(0), example)).squeeze(0)

@@ -23,7 +23,7 @@ class GradientFeatures(FeatureMap):
         """Gradients at the anchor of `jacobian`; `form` shows how the inputs x are packed."""
         self.jacobian_features = jacobian
         self.anchor, self.memory_budget = jacobian.anchor, jacobian.memory_budget
-        self.num_weights, self.num_outputs = jacobian.num_weights, 1
+        self.num_weights, self.num_outputs, self.fewest = jacobian.num_weights, 1, jacobian.fewest
         self.form = form
 
     @staticmethod
@@ -31,16 +31,16 @@ class GradientFeatures(FeatureMap):
         """(x, r_w(x, y)) as one set of inputs."""
         return (*leaves(inputs), residual)
 
-    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None) -> Factors:
+    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None, *, apart: bool = False) -> Factors:
         """gᵢᵀ of each example: rᵀJ, by the blocks of the network's engine."""
         residual = leaves(inputs)[-1].unsqueeze(-1)
         ones = residual.new_ones(len(residual), 1)  # what a function of "outputs" sees: v = 1
         columns = residual if cotangents is None else residual * resolved(cotangents, ones)
-        return self.jacobian_features.factors(self.examples(inputs), columns)
+        return self.jacobian_features.factors(self.examples(inputs), columns, apart=apart)
 
-    def footprint(self, num_rows: int) -> Footprint:
+    def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
         """That of the network's engine."""
-        return self.jacobian_features.footprint(num_rows)
+        return self.jacobian_features.footprint(self.examples(inputs), num_rows)
 
     def fast_chunk(self, num_rows: int) -> int:
         """That of the network's engine."""

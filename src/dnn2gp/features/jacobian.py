@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.func import jvp
 
 from dnn2gp.errors import NetworkError
-from dnn2gp.features.base import FeatureMap
+from dnn2gp.features.base import FEWER, FeatureMap
+from dnn2gp.features.peak import peak_of
 from dnn2gp.features.pointer import storage_pointer
 from dnn2gp.inputs import Inputs, differentiable, map_inputs, num_examples, take
-from dnn2gp.memory import check_budget, chunk_size, chunks
+from dnn2gp.memory import bounded, check_budget, chunks, require
 from dnn2gp.network import Network
 
 # The most examples in one plain forward or backward pass, as in training: no Jacobian is formed there.
@@ -56,13 +57,16 @@ class NetworkFeatures(FeatureMap):
         ranges = list(self.network.layout.ranges.values())
         return [tuple(ranges[position] for position in members) for members in self.network.layout.layers.values()]
 
+    @bounded
     @torch.inference_mode(False)
     def outputs(self, inputs: Inputs) -> Float[Tensor, "N K"]:
         """f_w(x) at the anchor."""
         with torch.set_grad_enabled(differentiable(inputs)):
-            parts = [self.network(self.anchor, take(inputs, part)) for part in self._passes(inputs)]
+            size = num_examples(inputs) * self.num_outputs * self.anchor.element_size()
+            parts = [self._forward(take(inputs, part)) for part in self._passes(inputs, self._forward, 2 * size)]
         return torch.cat(parts)
 
+    @bounded
     @torch.inference_mode(False)
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N K S"]:
         """J v for each column v, in forward mode: one pass over the network, no Jacobian.
@@ -73,46 +77,74 @@ class NetworkFeatures(FeatureMap):
         vectors = vectors.to(self.anchor.dtype)
         if not self.forward_mode or differentiable(inputs) or vectors.shape[1] > 2 * self.num_outputs:
             return super().jvp(inputs, vectors)
-        parts = []
-        for part in self._passes(inputs):
-            examples = take(inputs, part)
-            parts.append(torch.stack([self._push(examples, column) for column in vectors.unbind(1)], -1))
-        return torch.cat(parts)
+        def pushed(examples: Inputs) -> Float[Tensor, "n K S"]:
+            return torch.stack([self._push(examples, column) for column in vectors.unbind(1)], -1)
 
+        held = 2 * num_examples(inputs) * self.num_outputs * vectors.shape[1] * self.anchor.element_size()
+        passes = self._passes(inputs, lambda few: self._push(few, vectors[:, 0]), held, "J v")
+        return torch.cat([pushed(take(inputs, part)) for part in passes])
+
+    @bounded
     @torch.inference_mode(False)
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N K S"]) -> Float[Tensor, "P S"]:
         """Jᵀ u for each column u, in reverse mode: one backward pass, no Jacobian (but see `jvp`)."""
         if cotangents.shape[-1] > 2 * self.num_outputs or differentiable(inputs):
             return super().vjp(inputs, cotangents.to(self.anchor.dtype))
         total = self.anchor.new_zeros(self.num_weights, cotangents.shape[-1])
-        for part in self._passes(inputs):
-            with torch.enable_grad():
-                weights = self.anchor.detach().requires_grad_(True)
-                outputs = self.network(weights, take(inputs, part))
-                columns = cotangents[part].to(outputs.dtype).unbind(-1)
-                total += torch.stack([pull(outputs, weights, column) for column in columns], -1)
+        for part in self._passes(inputs, self._pull_ones, 3 * total.nbytes):
+            total += self._pulls(take(inputs, part), cotangents[part])
         return total
 
+    @bounded
     @torch.inference_mode(False)
     def residual_curvature(
         self, inputs: Inputs, residual: Float[Tensor, "N K"], vectors: Float[Tensor, "P S"]
     ) -> Float[Tensor, "P S"]:
         """Σᵢ (∇²_ww f_w(xᵢ) · rᵢ) v, the second term of the Hessian in Eq. (6), by differentiating Jᵀr once more."""
-        total = torch.zeros_like(vectors)
-        for part in self._passes(inputs, copies=6):
+        def curved(examples: Inputs, own: Float[Tensor, "n K"], columns: Float[Tensor, "P S"]) -> Tensor:
             with torch.enable_grad():
                 weights = self.anchor.detach().requires_grad_(True)
-                outputs = self.network(weights, take(inputs, part))
-                first = torch.autograd.grad(outputs, weights, residual[part].clone(), create_graph=True)[0]
-                if first.requires_grad:  # else f is linear in w and the term is zero
-                    total += torch.stack([pull(first, weights, column) for column in vectors.unbind(1)], -1)
+                outputs = self.network(weights, examples)
+                first = torch.autograd.grad(outputs, weights, own.clone(), create_graph=True)[0]
+                if not first.requires_grad:  # f is linear in w and the term is zero
+                    return torch.zeros_like(columns)
+                return torch.stack([pull(first, weights, column) for column in columns.unbind(1)], -1)
+
+        def curved_by_ones(few: Inputs) -> Tensor:
+            return curved(few, residual.new_ones(num_examples(few), self.num_outputs), vectors[:, :1])
+
+        total = torch.zeros_like(vectors)
+        for part in self._passes(inputs, curved_by_ones, 3 * total.nbytes, "second derivatives"):
+            total += curved(take(inputs, part), residual[part], vectors)
         return total
 
-    def _passes(self, inputs: Inputs, copies: int = 2) -> Iterator[slice]:
-        """Batches for a plain pass, whose activations and `copies` − 1 of their derivatives stay within the budget."""
-        activations = copies * self.anchor.element_size() * max(1, self._saved)
-        size = chunk_size(num_examples(inputs), activations, self.budget(), "A pass through the network")
-        return chunks(num_examples(inputs), min(size, _PASS))
+    @torch.inference_mode(False)
+    def _passes(
+        self, inputs: Inputs, work: Callable[[Inputs], object], held: int = 0, name: str = ""
+    ) -> Iterator[slice]:
+        """Batches for plain passes such as `work`, so that what they need stays within the budget beside `held`."""
+        count = num_examples(inputs)
+        if count == 1:
+            return chunks(1, 1)
+        key = "pass", name or work.__name__, self.kind(inputs)
+        if key not in self._needs:
+            self._needs[key] = peak_of(lambda few: work(take(inputs, torch.arange(few) % count)))
+        need, budget = self._needs[key].plus(held), self.budget()
+        require(need(1), budget, "A pass of a single example through the network", FEWER)
+        return chunks(count, min(need.most(budget), _PASS))
+
+    def _forward(self, inputs: Inputs) -> Float[Tensor, "n K"]:
+        return self.network(self.anchor, inputs)
+
+    def _pulls(self, inputs: Inputs, cotangents: Float[Tensor, "n K S"]) -> Float[Tensor, "P S"]:
+        with torch.enable_grad():
+            weights = self.anchor.detach().requires_grad_(True)
+            outputs = self.network(weights, inputs)
+            columns = cotangents.to(outputs.dtype).unbind(-1)
+            return torch.stack([pull(outputs, weights, column) for column in columns], -1)
+
+    def _pull_ones(self, inputs: Inputs) -> Float[Tensor, "P 1"]:
+        return self._pulls(inputs, self.anchor.new_ones(num_examples(inputs), self.num_outputs, 1))
 
     def _push(self, inputs: Inputs, vector: Float[Tensor, " P"]) -> Float[Tensor, "N K"]:
         with torch.no_grad():

@@ -35,12 +35,16 @@ class KroneckerFactors:
     bias: bool = False
 
 
-def kronecker_factors(chunks: Iterable[Factors]) -> list[KroneckerFactors]:
-    """The factors of all layers, summed over chunks of examples in float64."""
+def kronecker_sums(factors: Factors) -> list[tuple[KroneckerFactors, int]]:
+    """The sums of a chunk of examples for each layer, and how many pairs of example and position they have."""
+    return [_of_block(block) for block in factors.blocks]
+
+
+def kronecker_factors(chunks: Iterable[list[tuple[KroneckerFactors, int]]]) -> list[KroneckerFactors]:
+    """The factors of all layers, from the sums of all chunks."""
     sums: list[KroneckerFactors] = []
     shares: list[int] = []
-    for chunk in chunks:
-        found = [_of_block(block) for block in chunk.blocks]
+    for found in chunks:
         if not sums:
             sums, shares = [factors for factors, _ in found], [count for _, count in found]
             continue

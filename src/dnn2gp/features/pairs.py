@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from dnn2gp.features.factors import Factors
+from dnn2gp.features.peak import Peak
 from dnn2gp.memory import chunks, require
 from dnn2gp.progress import track
 
@@ -23,11 +24,15 @@ class Side:
     """R, the rows of an example."""
     kept: int
     """Bytes of an example's factors."""
-    capture: int
-    """Bytes of an example while its factors are made, besides the factors themselves."""
+    need: Peak
+    """Bytes of examples while their factors are made."""
+    products: int
+    """Bytes that an example adds while a product is computed."""
     make: Maker
     most: int = 128
-    """Examples that are made at once at the most."""
+    """Examples that are made at once at the most,"""
+    fewest: int = 1
+    """and at the least."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,9 @@ def plan_pairs(
     block = max(1, min(left.most, other.most, _BLOCK_ROWS // rows if whole else left.most))
     block = max(1, min(block, max(left.num_examples, other.num_examples)))
     while True:
-        # A block's products (three copies), what is needed to make factors, and one block of factors on each side.
-        fixed = 3 * entry * block**2 + block * max(left.capture + left.kept, other.capture + other.kept)
+        # What a block's products need (three copies), or making a block; and one block of factors on each side.
+        products = 3 * entry * block**2 + block * (left.products + other.products)
+        fixed = max(products, left.need(max(block, left.fewest)), other.need(max(block, other.fewest)))
         least = fixed + block * (left.kept + other.kept)
         if least <= budget or block == 1:
             break
@@ -84,7 +90,8 @@ def pairs(left: Side, right: Side | None, plan: PairPlan, what: str) -> Iterator
         parts = [
             slice(group.start + p.start, group.start + p.stop) for p in chunks(group.stop - group.start, plan.block)
         ]
-        own = {part.start: left.make(part) for part in parts}
+        own: dict[int, Factors] = {}
+        own.update((part.start, left.make(part)) for part in parts)
         for index, part in enumerate(parts):
             next(steps, None)
             for mate in parts[index:] if right is None else []:

@@ -73,6 +73,11 @@ class Unit(Whitener):
         """ε."""
         return noise
 
+    def marginal(self, factors: Factors) -> Float[Tensor, "N R R"]:
+        """J Jᵀ, layer by layer."""
+        wide = factors.to(torch.promote_types(factors.dtype, self._dtype))
+        return wide.marginal(torch.ones(wide.num_weights, dtype=wide.dtype, device=wide.device))
+
     def scale(self, part: slice) -> Float[Tensor, ""]:
         """1 everywhere."""
         return torch.ones((), dtype=self._dtype)

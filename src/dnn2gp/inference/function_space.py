@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dnn2gp.expansion import Expansion
 from dnn2gp.features import FactoredJacobian, Factors, FeatureMap, Whitener
+from dnn2gp.features.work import Work
 from dnn2gp.inference.base import Cost, Inference
 from dnn2gp.inputs import Inputs, num_examples, take
 from dnn2gp.linear_model import LinearModel
@@ -70,6 +71,7 @@ class FunctionSpace(Inference):
             factors = features.factors(take(inputs, part)).to(torch.float64)
             reduction = self._reduce(self.precision.whitened(factors).compact())
             blocks.append(self.precision.marginal(factors) - reduction @ reduction.mT)
+            del factors, reduction
         return torch.cat(blocks)
 
     def log_det_ratio(self) -> Float[Tensor, ""]:
@@ -131,9 +133,15 @@ class FunctionSpace(Inference):
 
     def _parts(self, features: FeatureMap, inputs: Inputs) -> list[slice]:
         """Chunks of test inputs, counting the K × M cross kernel of each with the data, its solve and a copy."""
+
+        def white(factors: Factors) -> tuple[Tensor, Factors]:
+            wide = factors.to(torch.float64)
+            return self.precision.marginal(wide), self.precision.whitened(wide).compact()
+
+        work = Work("The predictive variance", white, (type(self.precision),))
         extra = 3 * 8 * features.num_outputs * len(self.factor)
         fixed = 8 * len(self.factor) ** 2
-        return list(chunks(num_examples(inputs), features.chunk(inputs, fixed=fixed, extra=extra)))
+        return list(chunks(num_examples(inputs), features.chunk(inputs, work=work, fixed=fixed, extra=extra)))
 
     def _reduce(self, white: Factors) -> Float[Tensor, "n K M"]:
         cross = self.sites.cross(white)

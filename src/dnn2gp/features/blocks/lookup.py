@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import final
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from dnn2gp.features.blocks.base import Block
 from dnn2gp.features.blocks.rows import Rows
+
+TIMES = 8
 
 
 @final
@@ -72,30 +74,30 @@ class Lookup(Block):
 
     def add_full(self, other: Block, total: Float[Tensor, "n R m Q"]) -> None:
         """From the entries of the table that both look up."""
-        left, right = self._common(other)
-        left.add_full(right, total)
+        for left, right in self._common(other):
+            left.add_full(right, total)
 
     def add_trace(self, other: Block, total: Float[Tensor, "n m"]) -> None:
         """From the entries of the table that both look up."""
-        left, right = self._common(other)
-        left.add_trace(right, total)
+        for left, right in self._common(other):
+            left.add_trace(right, total)
 
     def add_diagonal(self, other: Block, total: Float[Tensor, "n m R"]) -> None:
         """From the entries of the table that both look up."""
-        left, right = self._common(other)
-        left.add_diagonal(right, total)
+        for left, right in self._common(other):
+            left.add_diagonal(right, total)
 
     def squares(self) -> Float[Tensor, " p"]:
         """Σ J² of each entry of the table that is looked up."""
-        used = self._used()
-        total = self.G.new_zeros(self.num_entries, self.G.shape[3])
-        total[used] = self._over(used).squares().view(len(used), -1)
-        return total.flatten()
+        squares = self._merged().square().sum(1).flatten(0, 1)  # n·L × d
+        total = squares.new_zeros(self.num_entries, self.G.shape[3]).index_add(0, self.index.flatten(), squares)
+        return total.flatten() * self.scale**2
 
     def marginal(self, variances: Float[Tensor, " p"]) -> Float[Tensor, "n R R"]:
         """J diag(v) Jᵀ over the entries that are looked up."""
-        used = self._used()
-        return self._over(used).marginal(variances.view(self.num_entries, -1)[used].flatten())
+        weights = variances.view(self.num_entries, -1)[self.index].flatten(1) * self.scale**2  # n × L·d
+        merged = self._merged().flatten(2)
+        return (merged * weights.unsqueeze(1)) @ merged.mT
 
     def push(self, vectors: Float[Tensor, "p S"]) -> Float[Tensor, "n R S"]:
         """Σ_l ⟨g_rl, v[t_l]⟩."""
@@ -120,8 +122,13 @@ class Lookup(Block):
         """Σ_r u_r G_r."""
         return (self.G.flatten(2).mT @ (cotangents * self.scale)).unflatten(1, self.G.shape[2:])
 
-    def _used(self) -> Int[Tensor, " U"]:
-        return self.index.unique()
+    def _merged(self) -> Float[Tensor, "n R L d"]:
+        """G with all that belongs to one entry of the table at the first position that looks it up, and zeros at the
+        others: the positions of an example then are different columns of J."""
+        same = self.index.unsqueeze(2) == self.index.unsqueeze(1)  # n × L × L
+        first = same.byte().argmax(2)
+        where = first[:, None, :, None].expand_as(self.G)
+        return torch.zeros_like(self.G).scatter_add(2, where, self.G)
 
     def _over(self, entries: Int[Tensor, " U"]) -> Rows:
         """J for some entries of the table (sorted, all that are looked up among them or left out)."""
@@ -130,17 +137,20 @@ class Lookup(Block):
         known = (entries[place] == self.index).to(self.dtype)
         rows = self.G.new_zeros(n, R, len(entries), d)
         where = place[:, None, :, None].expand(n, R, L, d)
-        return Rows(rows.scatter_add(2, where, self.G * known[:, None, :, None]).flatten(2), self.parts, self.scale)
+        rows.scatter_add_(2, where, self.G * known[:, None, :, None])
+        return Rows(rows.flatten(2), self.parts, self.scale)
 
-    def _common(self, other: Block) -> tuple[Rows, Rows]:
-        """Both over the entries that both look up."""
+    def _common(self, other: Block) -> Iterator[tuple[Rows, Rows]]:
+        """Both over the entries that both look up, so many at a time that their rows are at most `TIMES` as large as
+        G."""
         if not isinstance(other, Lookup):
-            return Rows(self.rows(), self.parts), Rows(other.rows(), self.parts)
-        left, right = self._used(), other._used()
+            yield Rows(self.rows(), self.parts), Rows(other.rows(), self.parts)
+            return
+        left, right = self.index.unique(), other.index.unique()
+        positions = min(self.index.shape[1], other.index.shape[1])
         common = left[torch.isin(left, right)]
-        return (
-            (self._over(common), other._over(common)) if len(common) else (self._over(left[:1]), other._over(left[:1]))
-        )
+        for entries in common.split(TIMES * positions) if len(common) else ():
+            yield self._over(entries), other._over(entries)
 
     def _with(self, index: Tensor, G: Tensor) -> Lookup:
         return Lookup(index, G, self.parts, self.num_entries, self.scale)

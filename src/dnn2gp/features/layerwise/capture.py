@@ -116,10 +116,6 @@ class Recorder(TorchFunctionMode):
             return rule(self.weights, plain, {name: _detached(value) for name, value in kwargs.items()}, output)
 
 
-# Numbers that the activations of a pass must have for its own time to exceed the overhead of starting it.
-_WORTH_A_PASS = 1 << 18
-
-
 def gradients(
     outputs: Float[Tensor, "n K"],
     uses: Sequence[tuple[Use, GradientEdge]],
@@ -127,16 +123,15 @@ def gradients(
     *,
     batched: bool,
     create_graph: bool,
-    activations: int = 0,
 ) -> list[Float[Tensor, "R ..."] | None]:
     """∂(uᵣᵀ f)/∂z for the output z of every use and R cotangents u; None for outputs that f does not depend on.
 
     One batched backward pass for all cotangents, or one pass each: the latter where a layer has no batching rule, and
-    where the `activations` of a pass are many, since each gradient can then go where it is wanted, beside those of the
-    other cotangents for the same example. What a use condenses (`Use.condensed`) is condensed here.
+    where activations are large, since each gradient can then go where it is wanted, beside those of the other
+    cotangents for the same example. What a use condenses (`Use.condensed`) is condensed here.
     """
     edges = [edge for _, edge in uses]
-    if batched and (create_graph or activations < _WORTH_A_PASS):
+    if batched:
         found = torch.autograd.grad(
             outputs, edges, cotangents, is_grads_batched=True, allow_unused=True, create_graph=create_graph
         )

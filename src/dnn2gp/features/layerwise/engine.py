@@ -24,8 +24,12 @@ from dnn2gp.features.layerwise.merging import merged
 from dnn2gp.features.layerwise.size import BlockSize
 from dnn2gp.features.layerwise.uses import Uses, find_uses
 from dnn2gp.features.layerwise.weights import FlatWeights
+from dnn2gp.features.work import Trial
 from dnn2gp.inputs import Inputs, differentiable, leaves, map_inputs, num_examples, take
 from dnn2gp.network import Network
+
+# Numbers that an example's factors must have for one backward pass for each cotangent to be worth its overhead.
+_WORTH_A_PASS = 1 << 12
 
 
 class LayerwiseFeatures(NetworkFeatures):
@@ -53,16 +57,22 @@ class LayerwiseFeatures(NetworkFeatures):
         """The general engine, for the weights that no rule knows."""
         self._uses(inputs)
 
+    fewest = 2
+
     @torch.inference_mode(False)
-    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None) -> Factors:
+    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None, *, apart: bool = False) -> Factors:
         """UᵀJ by the layers' blocks.
 
         One example is made twice: what a network does with a batch of one (expand, squeeze) may not show where it is.
         """
         if num_examples(inputs) == 1:
             columns = cotangents.expand(2, -1, -1) if isinstance(cotangents, Tensor) else cotangents
-            return self.factors(take(inputs, torch.zeros(2, dtype=torch.long)), columns).take(slice(0, 1))
-        blocks = merged(self._blocks(inputs, cotangents, self._uses(inputs)))
+            return self.factors(take(inputs, torch.zeros(2, dtype=torch.long)), columns, apart=apart).take(slice(0, 1))
+        found, check = self._blocks(inputs, cotangents, self._uses(inputs), apart=apart)
+        blocks = merged(found)
+        del found
+        if check is not None:
+            self._check_sum(blocks, *check)
         return Factors((*blocks, *self._rest_blocks(inputs, cotangents)), self.num_weights)
 
     @property
@@ -70,18 +80,23 @@ class LayerwiseFeatures(NetworkFeatures):
         """The ranges of weights that the blocks are made of."""
         return [part for size in self._sizes for part in size.parts] + list(self._rest_parts)
 
-    def footprint(self, num_rows: int) -> Footprint:
-        """The activations, A once and G for each row; the kept factors of each block; R · P for rows."""
-        size = self.anchor.element_size()
-        made = sum(block.made(num_rows) for block in self._sizes)
-        capture = self._saved + made + 3 * num_rows * self._largest
-        kept = sum(block.kept(num_rows) for block in self._sizes)
-        operations = sum(block.operations(num_rows) for block in self._sizes) + 6.0 * num_rows * self._saved
+    def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
+        """The kept factors of each block: A once and G for each row, or R · p for rows."""
+        size, blocks = self.anchor.element_size(), self._uses(inputs).sizes
+        kept = size * sum(block.kept(num_rows) for block in blocks)
+        products = size * sum(block.products(num_rows) for block in blocks)
+        operations = sum(block.operations(num_rows) for block in blocks) + 6.0 * num_rows * self._saved
         rows = size * num_rows * self.num_weights
         if self.rest is None:
-            return Footprint(size * capture, size * kept, rows, operations)
-        rest = self.rest.footprint(num_rows)
-        return Footprint(size * capture + rest.capture, size * kept + rest.factors, rows, operations + rest.operations)
+            return Footprint(kept, rows, products, operations)
+        rest = self.rest.footprint(inputs, num_rows)
+        return Footprint(kept + rest.factors, rows, products, operations + rest.operations)
+
+    def _trial(self, inputs: Inputs, num_rows: int, apart: bool) -> Trial:
+        """With what the check of a chunk needs (see `_due`): the same product, and two more vectors of all weights."""
+        return super()._trial(inputs, num_rows, apart).then(
+            lambda factors: factors.pull(factors.ones(1)), 2 * self.anchor.nbytes
+        )
 
     def fast_chunk(self, num_rows: int) -> int:
         """So many that the gradients of one activation, for all rows, have about 8 million numbers."""
@@ -99,11 +114,12 @@ class LayerwiseFeatures(NetworkFeatures):
         return own + (0 if self.rest is None else self.rest.num_weights**2)
 
     def _blocks(
-        self, inputs: Inputs, cotangents: Cotangents | None, uses: Uses, *, learned: bool = True
-    ) -> list[Block]:
-        """The block of each use, in the order of the forward pass; once they are `learned`, some chunks are checked."""
+        self, inputs: Inputs, cotangents: Cotangents | None, uses: Uses, *, apart: bool = False, learned: bool = True
+    ) -> tuple[list[Block], tuple[Tensor, Tensor] | None]:
+        """The block of each use, in the order of the forward pass; once they are `learned`, some chunks come with a
+        check of them (see `_sum_of_rows`)."""
         if not uses.axes:
-            return []
+            return [], None
         graph, count = differentiable(inputs), num_examples(inputs)
         recorder, outputs, flat = self._record(inputs)
         chosen = uses.matched(recorder, count)
@@ -112,13 +128,14 @@ class LayerwiseFeatures(NetworkFeatures):
                 "The network's forward uses its weights in another way for these inputs than for the first ones of the "
                 "same shape: it branches on the values of its inputs. Use features=JacobianFeatures for it."
             )
+        if not apart and not graph:
+            chosen = [(use.summed(), edge) for use, edge in chosen]
         with torch.no_grad():
             columns = resolved(identity if cotangents is None else cotangents, outputs).permute(2, 0, 1)
             checked = learned and (recorder.rearranges or self._due(count))
             check = self._sum_of_rows(outputs, flat, columns) if checked else None
-        found = gradients(
-            outputs, chosen, columns, batched=self._batched, create_graph=graph, activations=self._saved * count
-        )
+        batched = self._batched and (graph or uses.numbers < _WORTH_A_PASS)
+        found = gradients(outputs, chosen, columns, batched=batched, create_graph=graph)
         del outputs, flat
         blocks = []
         with torch.set_grad_enabled(graph):
@@ -128,9 +145,7 @@ class LayerwiseFeatures(NetworkFeatures):
                 if gradient is None:  # an output that f does not depend on
                     gradient = use.condensed(columns.new_zeros(len(columns), *use.output_shape))
                 blocks.append(use.block(gradient, axis, count))
-        if check is not None:
-            self._check_sum(blocks, check)
-        return blocks
+        return blocks, check
 
     def _record(self, inputs: Inputs) -> tuple[Recorder, Float[Tensor, "N K"], Float[Tensor, " P"]]:
         """A forward pass in which every use of a weight is noted: the notes, the outputs, and the weights."""
@@ -150,7 +165,7 @@ class LayerwiseFeatures(NetworkFeatures):
         """Whether to check this chunk as a whole: the first one after the few that were learned from, and again each
         time that the number of examples has doubled, so that checks cost little in the long run."""
         self._seen += count
-        if self._seen < self._next_check:
+        if self._seen < self._next_check or count <= 3:
             return False
         self._next_check = 2 * self._seen
         return True
@@ -164,10 +179,9 @@ class LayerwiseFeatures(NetworkFeatures):
         mixed = (columns.permute(1, 2, 0) @ mixing).squeeze(-1)
         return mixing, torch.autograd.grad(outputs, flat, mixed, retain_graph=True)[0]
 
-    def _check_sum(self, blocks: list[Block], check: tuple[Tensor, Tensor]) -> None:
+    def _check_sum(self, blocks: list[Block], mixing: Float[Tensor, "N R 1"], expected: Float[Tensor, " P"]) -> None:
         """Where a network picks or orders things by value, see that each example still is where it was."""
-        mixing, expected = check
-        found = Factors(tuple(merged(blocks)), self.num_weights).pull(mixing.detach())[:, 0]
+        found = Factors(tuple(blocks), self.num_weights).pull(mixing.detach())[:, 0]
         if self._disagreeing(found.detach().unsqueeze(0), expected.unsqueeze(0), 1e4) - self._left:
             raise NetworkError(
                 "The network's forward does with these examples what it did not do with the first ones: it picks or "
@@ -196,9 +210,9 @@ class LayerwiseFeatures(NetworkFeatures):
         self._leave(unknown | uses.sharing(wrong, self._names), inputs)
         uses = uses.without(self._left, self._names)
         self._check_all(three, uses)
-        self._sizes = tuple(
-            BlockSize.of(block) for block in merged(self._blocks(three, self._probe(3), uses, learned=False))
-        )
+        blocks = merged(self._blocks(three, self._probe(3), uses, apart=True, learned=False)[0])
+        uses = uses.with_sizes([BlockSize.of(block) for block in blocks])
+        self._sizes = uses.sizes
         return uses
 
     def _check_all(self, three: Inputs, uses: Uses) -> None:
@@ -249,7 +263,7 @@ class LayerwiseFeatures(NetworkFeatures):
         return torch.stack(rows)
 
     def _pulled(self, three: Inputs, uses: Uses) -> Float[Tensor, "3 P"]:
-        blocks = merged(self._blocks(three, self._probe(3), uses, learned=False))
+        blocks = merged(self._blocks(three, self._probe(3), uses, learned=False)[0])
         if not blocks:
             return self._flat.new_zeros(3, self.num_weights)
         return Factors(tuple(blocks), self.num_weights).rows().squeeze(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dnn2gp.features.blocks import Block, Lookup, Outer
+from dnn2gp.features.blocks.lookup import TIMES
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,19 @@ class BlockSize:
         held = sum(tensor.numel() for tensor in block.tensors()) // (n * R)
         return BlockSize(block.parts, 0, held, block.size, 1, None, isinstance(block, Lookup))
 
-    def made(self, rows: int) -> int:
-        """Numbers while the block is made: the factors, and a copy of them in the order that products like."""
-        return 2 * (self.a + rows * self.g) + (self._explicit(rows) * rows * self.p)
-
     def kept(self, rows: int) -> int:
         """Numbers in the form that is kept (see `Outer.compact`)."""
         return rows * self.p if self._explicit(rows) else self.a + rows * self.g
+
+    def products(self, rows: int) -> int:
+        """Numbers that a product with another example forms (see `Outer.explicit` and `Lookup`)."""
+        if self.table:
+            return (TIMES + 1) * rows * self.g
+        if self.shape is None or self._explicit(rows) or self.positions == 1:
+            return 0
+        o, i = self.shape
+        cheaper = o * i <= self.positions**2 * (o + i / rows**2 + 4)
+        return rows * o * i if cheaper else self.a + rows * self.g
 
     def operations(self, rows: int) -> float:
         """To bring the factors into the form that is kept."""

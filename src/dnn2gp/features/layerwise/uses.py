@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge
 from dnn2gp.features.layerwise.batching import BatchAxis, find_batch_axis
 from dnn2gp.features.layerwise.capture import Recorder
 from dnn2gp.features.layerwise.rules import Use
+from dnn2gp.features.layerwise.size import BlockSize
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,24 @@ class Uses:
     parts: tuple[tuple[slice, ...], ...]
     axes: tuple[BatchAxis, ...]
     left: tuple[slice, ...] = ()
+    sizes: tuple[BlockSize, ...] = ()
+    """Of the blocks that the uses make."""
+
+    @property
+    def numbers(self) -> int:
+        """What the uses of one example hold for one cotangent."""
+        return sum(size.a + size.g for size in self.sizes)
+
+    def with_sizes(self, sizes: Sequence[BlockSize]) -> Uses:
+        """The same with the sizes of its blocks."""
+        return replace(self, sizes=tuple(sizes))
 
     def without(self, names: set[str], ranges: dict[str, slice]) -> Uses:
         """The same, leaving out every use of these weights."""
         left = (*self.left, *(ranges[name] for name in names))
         kept = [(p, a) for p, a in zip(self.parts, self.axes, strict=True) if not _touches(p, left)]
-        return Uses(tuple(p for p, _ in kept), tuple(a for _, a in kept), left)
+        sizes = tuple(size for size in self.sizes if not _touches(size.parts, left))
+        return Uses(tuple(p for p, _ in kept), tuple(a for _, a in kept), left, sizes)
 
     def sharing(self, names: set[str], ranges: dict[str, slice]) -> set[str]:
         """These weights and all that share a use with one of them, directly or by others: they go together."""

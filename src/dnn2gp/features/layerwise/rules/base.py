@@ -35,6 +35,10 @@ class Use(ABC):
     def kept(self) -> Tensor | None:
         """The tensor of the network that is kept, which must not be changed in place before it is used."""
 
+    def summed(self) -> Use:
+        """The same use, where it can be had without keeping the gradients at all positions for every cotangent."""
+        return self
+
     def condensed(self, gradients: Float[Tensor, "R ..."]) -> Float[Tensor, "R ..."]:
         """What `block` needs of the gradients, if that is less than all of them: they are kept for every cotangent."""
         return gradients

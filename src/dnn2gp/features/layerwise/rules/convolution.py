@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.features.blocks import Block, Outer, Rows
+from dnn2gp.features.blocks import Arrangement, Block, Outer, Rows
 from dnn2gp.features.layerwise.batching import BatchAxis
 from dnn2gp.features.layerwise.rules.base import Use, argument, rule
 from dnn2gp.features.layerwise.rules.elementwise import Broadcast
@@ -81,9 +81,22 @@ class _PatchUse(Use):
         return self.x
 
 
+# Positions for each entry of a patch from which on rows are made one cotangent after the other: narrow matrix products
+# are slow, but so is keeping all of the gradients.
+_MANY_POSITIONS = 8
+
+
 @dataclass(frozen=True, eq=False)
 class ConvolutionUse(_PatchUse):
     """z[:, l] = W patch_l + b: ∂f/∂W = Σ_l g_l patch_lᵀ, group by group."""
+
+    def summed(self) -> Use:
+        """The sums over positions, where there are many positions for a small patch."""
+        space, channels = self.output_shape[2:], self.x.shape[1]
+        if self.geometry.groups > 1 or _MANY_POSITIONS * channels * prod(self.geometry.kernel) > prod(space):
+            return self
+        patches = self.geometry.patches(self.x, space, bias=len(self.parts) == 2).squeeze(1)
+        return SummedConvolutionUse(self.parts, self.output_shape, self.x, self.geometry, patches)
 
     def block(self, gradients: Float[Tensor, "R B O *space"], examples: BatchAxis, num_examples: int) -> Block:
         """A: n × i × L and G: n × R × o × L; rows where there are groups."""
@@ -95,6 +108,24 @@ class ConvolutionUse(_PatchUse):
             return _grouped(patches, G.unflatten(2, (groups, -1)), self.parts, examples, num_examples)
         A, G = _positions(patches.squeeze(1), G, examples, num_examples)
         return Outer(A, G, self.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class SummedConvolutionUse(_PatchUse):
+    """The rows Σ_l g_l patch_lᵀ of each cotangent as soon as its gradients g are there, which need not be kept then."""
+
+    patches: Float[Tensor, "B i L"]
+
+    def condensed(self, gradients: Float[Tensor, "R B O *space"]) -> Float[Tensor, "R B O i"]:
+        """Σ_l g_l patch_lᵀ."""
+        return gradients.flatten(3) @ self.patches.mT
+
+    def block(self, gradients: Float[Tensor, "R B O i"], examples: BatchAxis, num_examples: int) -> Rows:
+        """The rows, summed over what else the first axis counts."""
+        rows = examples.moved(gradients.transpose(0, 1), num_examples, 0, 1)  # n c R o i
+        rows = rows.squeeze(1) if rows.shape[1] == 1 else rows.sum(1)
+        arrangement = Arrangement(rows.shape[2], rows.shape[3], len(self.parts) == 2)
+        return Rows(rows.flatten(2), self.parts, arrangement=arrangement)
 
 
 @dataclass(frozen=True, eq=False)
