@@ -96,6 +96,14 @@ def _keep_freed(num_bytes: int) -> None:
 _MMAP_THRESHOLD = -3
 
 
+def room(budget: int) -> int:
+    """What may be planned with: less than the budget, as libraries for matrix products keep buffers of their own."""
+    return budget - min(_LIBRARIES, budget // 4)
+
+
+_LIBRARIES = 12 << 20
+
+
 def readable(num_bytes: int | float) -> str:
     """A size in words, e.g. 1.5 GB."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -30,7 +30,7 @@ from dnn2gp.features.result import Result
 from dnn2gp.features.whitener import Unit, Whitener
 from dnn2gp.features.work import MADE, Trial, Work
 from dnn2gp.inputs import Inputs, differentiable, leaves, num_examples, take
-from dnn2gp.memory import bounded, chunks, default_budget, require
+from dnn2gp.memory import bounded, chunks, default_budget, require, room
 from dnn2gp.progress import track
 
 # The most examples of a chunk.
@@ -208,7 +208,7 @@ class FeatureMap(ABC):
         need, budget = self.need(inputs, rows, work).plus(fixed, extra), self.budget()
         fewest = f"{work.name}, {'a single example' if self.fewest == 1 else f'{self.fewest} examples'} at a time,"
         require(need(self.fewest), budget, f"{fewest} with the result" if fixed else fewest, FEWER)
-        return max(1, min(num_examples(inputs), need.most(budget), self.fast_chunk(rows)))
+        return max(1, min(num_examples(inputs), need.most(room(budget)), self.fast_chunk(rows)))
 
     def need(self, inputs: Inputs, num_rows: int, work: Work = MADE) -> Peak:
         """The memory that factors with R rows need while they are made and used, measured on a few examples."""
@@ -273,7 +273,9 @@ class FeatureMap(ABC):
             return self.white_factors(take(inputs, part), precision, own)
 
         need = self.need(inputs, rows, _white(precision))
-        return Side(num_examples(inputs), rows, kept, need, each.products * wide, make, self.fast_chunk(rows), self.fewest)
+        return Side(
+            num_examples(inputs), rows, kept, need, each.products * wide, make, self.fast_chunk(rows), self.fewest
+        )
 
     def plan(self, work: str, inputs: Inputs, other: Inputs | None = None, *, out: bool = False) -> Plan:
         """What a product of this name will need, before it is computed, with one prior precision a layer.

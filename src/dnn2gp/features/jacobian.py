@@ -77,6 +77,7 @@ class NetworkFeatures(FeatureMap):
         vectors = vectors.to(self.anchor.dtype)
         if not self.forward_mode or differentiable(inputs) or vectors.shape[1] > 2 * self.num_outputs:
             return super().jvp(inputs, vectors)
+
         def pushed(examples: Inputs) -> Float[Tensor, "n K S"]:
             return torch.stack([self._push(examples, column) for column in vectors.unbind(1)], -1)
 
@@ -101,6 +102,7 @@ class NetworkFeatures(FeatureMap):
         self, inputs: Inputs, residual: Float[Tensor, "N K"], vectors: Float[Tensor, "P S"]
     ) -> Float[Tensor, "P S"]:
         """Σᵢ (∇²_ww f_w(xᵢ) · rᵢ) v, the second term of the Hessian in Eq. (6), by differentiating Jᵀr once more."""
+
         def curved(examples: Inputs, own: Float[Tensor, "n K"], columns: Float[Tensor, "P S"]) -> Tensor:
             with torch.enable_grad():
                 weights = self.anchor.detach().requires_grad_(True)

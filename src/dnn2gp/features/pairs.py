@@ -9,7 +9,7 @@ import torch
 
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.peak import Peak
-from dnn2gp.memory import chunks, require
+from dnn2gp.memory import chunks, require, room
 from dnn2gp.progress import track
 
 Maker = Callable[[slice], Factors]
@@ -67,15 +67,15 @@ def plan_pairs(
         products = 3 * entry * block**2 + block * (left.products + other.products)
         fixed = max(products, left.need(max(block, left.fewest)), other.need(max(block, other.fewest)))
         least = fixed + block * (left.kept + other.kept)
-        if least <= budget or block == 1:
+        if least <= room(budget) or block == 1:
             break
         block = max(1, block // 2)
     require(least, budget, what, instead)
     everything = left.num_examples * left.kept + (0 if right is None else right.num_examples * right.kept)
-    if fixed + everything <= budget:
+    if fixed + everything <= room(budget):
         return PairPlan(block, left.num_examples, True, fixed + everything)
-    room = (budget - fixed - block * other.kept) // max(1, left.kept)
-    held = min(left.num_examples, max(block, room // block * block))
+    more = (room(budget) - fixed - block * other.kept) // max(1, left.kept)
+    held = min(left.num_examples, max(block, more // block * block))
     return PairPlan(block, held, False, fixed + held * left.kept + block * other.kept)
 
 

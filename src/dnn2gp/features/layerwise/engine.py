@@ -94,8 +94,10 @@ class LayerwiseFeatures(NetworkFeatures):
 
     def _trial(self, inputs: Inputs, num_rows: int, apart: bool) -> Trial:
         """With what the check of a chunk needs (see `_due`): the same product, and two more vectors of all weights."""
-        return super()._trial(inputs, num_rows, apart).then(
-            lambda factors: factors.pull(factors.ones(1)), 2 * self.anchor.nbytes
+        return (
+            super()
+            ._trial(inputs, num_rows, apart)
+            .then(lambda factors: factors.pull(factors.ones(1)), 2 * self.anchor.nbytes)
         )
 
     def fast_chunk(self, num_rows: int) -> int:
