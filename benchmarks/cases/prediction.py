@@ -12,7 +12,7 @@ from benchmarks.problem import Problem
 from dnn2gp.structures import Diagonal
 
 LAPLACE_BACKPACK, LAPLACE_DEFAULT = "laplace-torch, BackPACK backend", "laplace-torch, default backend"
-LAPLACE_BATCHES = "laplace-torch, default backend, batches of 32"
+LAPLACE_BATCHES = "laplace-torch, default backend, batches of {}"
 # Examples that the posterior is fitted on, untimed: the time of a prediction does not depend on them.
 _FITTED = 32
 
@@ -37,16 +37,22 @@ def variances(settings: Settings) -> list[Case]:
             scale=problem.num_examples / part,
             note=f"CurvlinopsGGN at its best batch, measured on {part} images; linear in N",
         ),
-        Implementation(
-            LAPLACE_BATCHES,
-            {"": partial(_prepare_laplace, problem, fitted, part, "default", part)},
-            expected=lambda covariance: covariance[:part],
-            scale=problem.num_examples / part,
-            note="CurvlinopsGGN; its cost grows with the square of the batch",
-        ),
+        *(_batches_of(problem, fitted, batch) for batch in (32, 128)),
     )
     title = f"predictive covariances, diagonal posterior, LeNet-5, N = {problem.num_examples}, float32"
     return [Case("variance/diagonal", title, problem.tolerance, implementations)]
+
+
+def _batches_of(problem: Problem, fitted: int, batch: int) -> Implementation:
+    """laplace-torch as it is, with a usual batch."""
+    part = min(batch, problem.num_examples)
+    return Implementation(
+        LAPLACE_BATCHES.format(batch),
+        {"": partial(_prepare_laplace, problem, fitted, part, "default", part)},
+        expected=lambda covariance: covariance[:part],
+        scale=problem.num_examples / part,
+        note="CurvlinopsGGN; its cost grows with the square of the batch",
+    )
 
 
 def _prepare_ours(problem: Problem, posterior: partial[Diagonal]) -> Run:
