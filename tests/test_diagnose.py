@@ -109,7 +109,9 @@ def test_every_network_gets_all_findings(name):
     report = diagnose(convert(case.module, (case.inputs, case.targets), case.entry.likelihood, 1.0))
     assert report.curvature_gap is not None
     assert report.spaces_gap < 1e-8
-    assert len(report.findings) == 5
+    frozen = any(not weight.requires_grad for weight in case.module.parameters())
+    assert len(report.findings) == 5 + frozen
+    assert (report.share < 1) == frozen
 
 
 def test_float32_is_no_cause_for_alarm():
@@ -140,6 +142,29 @@ def test_a_diagonal_posterior_is_not_excused():
     assert report.verdict == "bad"
     assert "[bad] gradient of the loss" in str(report)
     assert "the GP's mean stays at the network" in str(report)
+
+
+def test_a_posterior_of_some_weights_is_one_with_care():
+    """The last layer of a network at its minimum: nothing else is wrong."""
+    case = problem("gaussian", 20)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(case.x.shape[1], 3), nn.Tanh(), nn.Linear(3, case.y.shape[1])).double()
+    head, hidden = module[2], module[:2](case.x).detach()
+    rows = torch.cat([hidden, hidden.new_ones(20, 1)], 1)
+    sigma, delta = 0.5, 0.2
+    solution = torch.linalg.solve(rows.T @ rows + delta * sigma**2 * torch.eye(4, dtype=rows.dtype), rows.T @ case.y)
+    with torch.no_grad():
+        head.weight.copy_(solution[:3].T)
+        head.bias.copy_(solution[3])
+    gp = convert(module, (case.x, case.y), GaussianLikelihood(sigma), delta, subset="last layer")
+    report = diagnose(gp)
+    weights = [weight.numel() for weight in module.parameters()]
+    assert report.share == sum(weights[2:]) / sum(weights)
+    assert report.verdict == "caution"
+    assert "[caution] weights with a posterior" in str(report)
+    assert "not in subset=" in str(report)
+    assert [finding.grade for finding in report.findings[:5]] == ["good"] * 5
 
 
 def test_bad_conditioning_shows_as_a_gap_between_the_spaces():

@@ -58,11 +58,14 @@ class Diagnosis:
     """Whether the weights are float64."""
     exact: bool
     """Whether the posterior's structure is exact (Dense, or function space)."""
+    share: float = 1.0
+    """The share of the network's weights that have a posterior; the others are frozen, or not in `subset`."""
 
     @property
     def findings(self) -> list[Finding]:
         """Each measurement with its reading."""
-        return [self._minimum(), self._step(), self._curvature(), self._noise(), self._spaces()]
+        findings = [self._minimum(), self._step(), self._curvature(), self._noise(), self._spaces()]
+        return findings if self.share == 1 else [*findings, self._weights()]
 
     @property
     def verdict(self) -> str:
@@ -139,6 +142,15 @@ class Diagnosis:
             "The network is saturated, so the posterior stays near the prior: raise δ (more weight decay) and retrain.",
         )
 
+    def _weights(self) -> Finding:
+        return Finding(
+            "weights with a posterior",
+            f"{self.share:.3%} of all",
+            _CAUTION,
+            "the others, frozen or not in subset=, count as known: their uncertainty is missing from the variances.",
+            "Compare with the GP of all weights on a part of the data, if that fits.",
+        )
+
     def _spaces(self) -> Finding:
         good, bad = (1e-6, 1e-3) if self.precise else (1e-2, 1e-1)
         return Finding(
@@ -169,6 +181,7 @@ def diagnose(
         spaces_gap=_spaces_gap(LinearModel(few, model.prior), generator),
         precise=expansion.anchor.dtype == torch.float64,
         exact=gp.inference.exact,
+        share=gp.features.network.share,
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import wraps
 from math import inf
 from pathlib import Path
+from threading import Lock
 from typing import ClassVar, ParamSpec, TypeVar
 
 import psutil
@@ -54,25 +56,28 @@ class Bounded:
 
     By default the C library keeps blocks of up to 32 MB that were freed, in pieces that may not fit what comes next. In
     here it keeps smaller ones, which costs time: so only where a user has set a budget, on Linux, and for its duration.
+    Afterwards it keeps what it does at the most by itself. With MALLOC_MMAP_THRESHOLD_ in the environment, nothing is
+    changed.
     """
 
-    _KEPT = 32 << 20  # what glibc keeps at the most by itself
-    _depth: ClassVar[int] = 0
+    _stack: ClassVar[list[int]] = []
+    _lock: ClassVar[Lock] = Lock()
 
     def __init__(self, budget: int | None) -> None:
         """For the user's budget; None means no bound."""
-        self.budget = budget
+        self.kept = None if budget is None else max(1 << 16, min(_MOST_KEPT, budget // 256))
 
     def __enter__(self) -> None:
-        if self.budget is not None:
-            Bounded._depth += 1
-            _keep_freed(max(1 << 16, min(self._KEPT, self.budget // 256)))
+        if self.kept is not None:
+            with self._lock:
+                self._stack.append(self.kept)
+                _keep_freed(min(self._stack))
 
     def __exit__(self, *_: object) -> None:
-        if self.budget is not None:
-            Bounded._depth -= 1
-            if Bounded._depth == 0:
-                _keep_freed(self._KEPT)
+        if self.kept is not None:
+            with self._lock:
+                self._stack.remove(self.kept)
+                _keep_freed(min(self._stack, default=_MOST_KEPT))
 
 
 def bounded(method: Callable[P, T]) -> Callable[P, T]:
@@ -86,14 +91,19 @@ def bounded(method: Callable[P, T]) -> Callable[P, T]:
     return wrapped
 
 
+_MOST_KEPT = 32 << 20
+
+
 def _keep_freed(num_bytes: int) -> None:
-    """Blocks of memory from this size on go back to the system when they are freed (mallopt's M_MMAP_THRESHOLD)."""
-    if sys.platform == "linux":
+    """Blocks of memory from this size on go back to the system when they are freed (glibc's mallopt)."""
+    if sys.platform == "linux" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         with suppress(OSError, AttributeError):  # another C library than glibc
-            ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, num_bytes)
+            library = ctypes.CDLL(None)
+            library.mallopt(_MMAP_THRESHOLD, num_bytes)
+            library.mallopt(_TRIM_THRESHOLD, 2 * num_bytes)
 
 
-_MMAP_THRESHOLD = -3
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 
 
 def room(budget: int) -> int:
@@ -120,17 +130,6 @@ def require(num_bytes: int, budget: int, what: str, instead: str) -> None:
             f"{what} needs {readable(num_bytes)}, more than the memory budget of {readable(budget)}. {instead} "
             "Or raise memory_budget, if the machine has the memory."
         )
-
-
-def chunk_size(num_examples: int, bytes_per_example: int, budget: int, what: str) -> int:
-    """The most examples at a time that fit into the budget."""
-    require(
-        bytes_per_example,
-        budget,
-        f"{what} of a single example",
-        "Freeze layers that need no uncertainty (requires_grad_(False)), or use fewer outputs.",
-    )
-    return max(1, min(num_examples, budget // max(1, bytes_per_example)))
 
 
 def chunks(num_examples: int, size: int) -> Iterator[slice]:

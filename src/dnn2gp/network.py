@@ -73,6 +73,11 @@ class Network:
         return self.layout.num_weights
 
     @property
+    def share(self) -> float:
+        """P over the number of all weights, frozen or left out ones too."""
+        return self.num_weights / (self.num_weights + sum(tensor.numel() for tensor in self._frozen.values()))
+
+    @property
     def num_outputs(self) -> int:
         """K, the number of outputs after flattening."""
         return prod(self.output_shape)
@@ -237,6 +242,11 @@ def _check_module(module: object) -> nn.Module:
         raise NetworkError(
             "network: expected a plain torch.nn.Module; got one with TorchScript, whose weights cannot be exchanged. "
             "Pass the module that was scripted or traced."
+        )
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise NetworkError(
+            f"network: expected a module on one device; got {type(module).__name__}, which spreads its examples over "
+            "several. Pass network.module."
         )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):

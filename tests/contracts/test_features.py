@@ -160,6 +160,8 @@ def test_the_factored_operator(engine, precision, budget):
     close(operator @ v, phi @ v)
     close(operator.mT @ u, phi.T @ u)
     close(operator @ v[:, 0], phi @ v[:, 0])
+    many = randn(3, J.shape[2], 2)
+    close(operator @ many, phi @ many)
     close(operator.to_dense(), phi)
     close(operator.mT.to_dense(), phi.T)
 

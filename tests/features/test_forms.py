@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from features.support import close, constant, engine, explicit, rand_tokens, randn
@@ -108,3 +110,27 @@ def test_tokens_of_two_lengths():
     features = engine(module, left)
     expected = torch.einsum("nkp,mlp->nkml", explicit(module, left), explicit(module, right)) / 2.5
     close(features.kernel_full(left, constant(features), right), expected)
+
+
+@pytest.mark.parametrize("work", ["kernel_trace", "jacobian", "plan"])
+def test_a_new_length_in_inference_mode(work):
+    """The form is learned then, which needs derivatives."""
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x).mean(1)
+
+    module, short, long = Mean().eval(), randn(3, 5, 3), randn(3, 7, 3)
+    features = engine(module, short)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if work == "plan":
+            assert features.plan("kernel_trace", long).num_examples == 3
+        else:
+            arguments = (long, constant(features)) if work == "kernel_trace" else (long,)
+            getattr(features, work)(*arguments)
+    assert features.rest is None

@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from dnn2gp.errors import InputError, MemoryBudgetError
-from dnn2gp.features import LayerwiseFeatures
+from dnn2gp.features import JacobianFeatures, LayerwiseFeatures
+from dnn2gp.features.peak import _watched
 from dnn2gp.network import Network
+from dnn2gp.structures import Diagonal
 
 PROCESS = Path(__file__).parent / "process_memory.py"
 
@@ -102,3 +104,38 @@ def test_what_cannot_fit_is_an_error_with_figures(features):
     engine = LayerwiseFeatures(engine.network, many, memory_budget=4000)
     with pytest.raises(MemoryBudgetError, match=r"more than the memory budget of 4 kB"):
         engine.plan("ggn_diagonal", many)
+
+
+def test_what_is_hopeless_is_not_even_tried(monkeypatch):
+    """400 outputs and 20,400 weights: a single example has 33 MB of rows."""
+    module, x = nn.Linear(50, 400), torch.zeros(10, 50)
+    features = JacobianFeatures(Network(module, x), x, memory_budget=1e6)
+
+    def made(*args, **kwargs):
+        raise AssertionError("factors were made")
+
+    monkeypatch.setattr(JacobianFeatures, "factors", made)
+    for work in ("ggn_diagonal", "jacobian", "covariance"):
+        with pytest.raises(MemoryBudgetError, match=r"a single example at a time.* needs .*fewer inputs"):
+            features.plan(work, x)
+
+
+@pytest.mark.parametrize("budget", [None, 3e6])
+def test_more_rows_than_are_tried(budget):
+    """With 100 outputs memory is measured for a part of them; what is expected must not be less than what is needed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = nn.Conv2d(8, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 6, 3), nn.Flatten(), nn.Linear(216, 100)
+    x = torch.zeros(8, 8, 8, 8)
+    features = LayerwiseFeatures(Network(nn.Sequential(*layers), x), x, memory_budget=budget)
+    found = _watched(lambda count: features.factors(x[:count]).compact(), 5).peak()
+    assert features.need(x, 100)(5) >= found
+
+
+def test_one_delta_a_layer_and_one_a_weight_are_measured_apart(features):
+    engine, x = features
+    for values in (torch.ones(engine.num_weights), torch.arange(1.0, engine.num_weights + 1)):
+        engine.kernel_trace(x, Diagonal(values))
+    needs = [need(20) for key, need in engine._needs.items() if "J Σ^½" in key]
+    assert len(needs) == 2
+    assert needs[1] > 2 * needs[0]

@@ -68,10 +68,19 @@ def test_sums():
     assert [held(n) for n in (1, 10, 1000)] == [120, 210, 10110]
 
 
-def test_steps_go_on():
-    """From 16 and 32 rows to 80: four steps of what 16 more rows add."""
-    few, more = Peak(((100.0, 16.0),)), Peak(((110.0, 32.0),))
-    assert few.stretched(more, 4.0)(3) == 100 + 40 + 3 * (16 + 64)
+def test_times():
+    assert Peak(((100.0, 16.0),)).times(2.5)(3) == 2.5 * 148
+
+
+def test_what_is_done_once_does_not_count_for_each_example():
+    once = []
+
+    def work(n):
+        if not once:
+            once.append(torch.zeros(10_000))
+        return torch.zeros(n, dtype=torch.float64)
+
+    assert peak_of(work)(100) == int(MARGIN * 800)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

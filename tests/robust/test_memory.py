@@ -9,7 +9,7 @@ from torch import nn
 from dnn2gp import Dense, Diagonal, Expansion, FunctionSpace, WeightSpace, convert
 from dnn2gp.errors import InputError, MemoryBudgetError
 from dnn2gp.features import JacobianFeatures, LayerwiseFeatures
-from dnn2gp.memory import check_budget, chunk_size, chunks, default_budget, readable, require
+from dnn2gp.memory import check_budget, chunks, default_budget, readable, require
 from dnn2gp.network import Network
 
 from robust.support import DELTA, NOISE, mlp, regression, untouched
@@ -90,8 +90,6 @@ def test_good_budgets() -> None:
 def test_chunks_cover_everything_once() -> None:
     for count, size in [(1, 1), (7, 3), (9, 3), (2, 5)]:
         assert [i for part in chunks(count, size) for i in range(part.start, part.stop)] == list(range(count))
-    assert chunk_size(10, 3, 8, "J") == 2
-    assert chunk_size(1, 3, 80, "J") == 1
 
 
 def test_words() -> None:

@@ -128,6 +128,10 @@ def test_lazy_layer() -> None:
     refused(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)).double(), "'0.weight' of a lazy layer.*Call network")
 
 
+def test_data_parallel() -> None:
+    refused(nn.DataParallel(mlp()), r"expected a module on one device; got DataParallel.*Pass network.module")
+
+
 def test_meta_device() -> None:
     refused(mlp().to("meta"), "'0.weight' is on the meta device.*load_state_dict")
 

@@ -9,9 +9,10 @@ Every product is defined here from chunks of it, as large as the memory budget a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -35,10 +36,10 @@ from dnn2gp.progress import track
 
 # The most examples of a chunk.
 _CHUNK = 200
-# The most rows of an example with which memory is measured; with more it is extrapolated.
+# The most rows of an example with which memory is measured, and the share of the budget that their factors may have:
+# two and three examples, and as much again while they are made.
 _ROWS_MEASURED = 32
-# The largest factors of a few examples that are kept for other measurements.
-_TRIAL_BYTES = 1 << 24
+_TRIED = 10
 
 
 class FeatureMap(ABC):
@@ -92,7 +93,8 @@ class FeatureMap(ABC):
     @bounded
     def pull_each(self, inputs: Inputs, cotangents: Float[Tensor, "N Q"]) -> Float[Tensor, "N P"]:
         """J(xᵢ)ᵀ uᵢ of each example apart."""
-        return self.factors(inputs, cotangents.unsqueeze(-1)).rows().squeeze(1)
+        held = 2 * num_examples(inputs) * self.anchor.nbytes
+        return torch.cat(list(self._used(inputs, _ROWS, cotangents.unsqueeze(-1), fixed=held))).squeeze(1)
 
     @bounded
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N Q S"]:
@@ -159,8 +161,8 @@ class FeatureMap(ABC):
     def covariance(self, inputs: Inputs, precision: Whitener) -> Float[Tensor, "N Q Q"]:
         """J(x) Σ J(x)ᵀ of each example."""
         work = _marginal(precision)
-        held = 2 * num_examples(inputs) * self.num_outputs**2 * self._wide(precision).itemsize
-        return torch.cat(list(self._used(inputs, work, fixed=held)))
+        each = self.num_outputs**2 * self._wide(precision).itemsize
+        return torch.cat(list(self._used(inputs, work, fixed=2 * num_examples(inputs) * each, extra=3 * each)))
 
     def kernel_full(
         self,
@@ -204,10 +206,13 @@ class FeatureMap(ABC):
     ) -> int:
         """Examples at a time for this work within the budget, where `fixed` bytes are held besides, and `extra` for
         each example."""
-        rows = self.num_outputs if num_rows is None else num_rows
-        need, budget = self.need(inputs, rows, work).plus(fixed, extra), self.budget()
-        fewest = f"{work.name}, {'a single example' if self.fewest == 1 else f'{self.fewest} examples'} at a time,"
-        require(need(self.fewest), budget, f"{fewest} with the result" if fixed else fewest, FEWER)
+        rows, budget = self.num_outputs if num_rows is None else num_rows, self.budget()
+        what = f"{work.name}, {'a single example' if self.fewest == 1 else f'{self.fewest} examples'} at a time,"
+        what = f"{what} with the result" if fixed else what
+        least = fixed + self.fewest * (extra + self.footprint(inputs, rows).factors)
+        require(least, budget, what, FEWER)  # before anything is tried
+        need = self.need(inputs, rows, work).plus(fixed, extra)
+        require(need(self.fewest), budget, what, FEWER)
         return max(1, min(num_examples(inputs), need.most(room(budget)), self.fast_chunk(rows)))
 
     def need(self, inputs: Inputs, num_rows: int, work: Work = MADE) -> Peak:
@@ -228,28 +233,26 @@ class FeatureMap(ABC):
 
     @torch.inference_mode(False)
     def _measured(self, inputs: Inputs, num_rows: int, work: Work) -> Peak:
-        if num_rows > _ROWS_MEASURED:  # too many for a trial: they add the same each time
-            few, more = (self._measured(inputs, rows, work) for rows in (_ROWS_MEASURED // 2, _ROWS_MEASURED))
-            return few.stretched(more, (2.0 * num_rows - _ROWS_MEASURED) / _ROWS_MEASURED)
-
-        key = self.kind(inputs), num_rows, work.apart
-        trial = self._trials.get(key) or self._trial(inputs, num_rows, work.apart)
-        if trial.bytes[1] <= _TRIAL_BYTES:
-            self._trials[key] = trial
-        return trial.made.or_held(trial.bytes, peak_of(lambda count: work.use(trial.factors[count])))
+        each = max(1.0, self.footprint(inputs, num_rows).factors / num_rows)
+        rows = min(num_rows, _ROWS_MEASURED, max(1, int(self.budget() / (_TRIED * each))))
+        key = self.kind(inputs), rows, work.apart
+        trial = self._tried.get(key) or self._trial(inputs, rows, work.apart)
+        light = trial.bytes[1] <= self.budget() // 64 and not differentiable(inputs)
+        self._tried = {key: trial} if light else {}
+        made = trial.made.or_held(trial.bytes, peak_of(lambda count: work.use(trial.factors[count])))
+        return made if rows == num_rows else made.times(num_rows / rows)  # more than each row adds
 
     def _trial(self, inputs: Inputs, num_rows: int, apart: bool) -> Trial:
         """The factors of a few examples."""
 
         def make(count: int) -> Factors:
-            some = take(inputs, torch.arange(count) % num_examples(inputs))
+            some = take(inputs, torch.arange(count, device="cpu") % num_examples(inputs))
             return self.factors(some, self.anchor.new_ones(count, self.num_outputs, num_rows), apart=apart)
 
         return Trial.of(make)
 
-    @cached_property
-    def _trials(self) -> dict[object, Trial]:
-        return {}
+    _tried: Mapping[object, Trial] = MappingProxyType({})
+    """The last trial, if it is light: several uses of the same factors are often measured in a row."""
 
     def fast_chunk(self, num_rows: int) -> int:
         """The most examples that are made at once: beyond it nothing gets faster, and caches overflow."""
@@ -266,13 +269,14 @@ class FeatureMap(ABC):
         rows = self.num_outputs if cotangents is None else cotangents.shape[2]
         each = self.footprint(inputs, rows)
         wide = self._wide(precision).itemsize // self.anchor.element_size()
-        kept = (each.factors if self._structured(precision) else each.rows) * wide
+        structured = self.structured(precision)
+        kept = (each.factors if structured else each.rows) * wide
 
         def make(part: slice) -> Factors:
             own = None if cotangents is None else cotangents[part]
             return self.white_factors(take(inputs, part), precision, own)
 
-        need = self.need(inputs, rows, _white(precision))
+        need = self.need(inputs, rows, _white(precision, structured))
         return Side(
             num_examples(inputs), rows, kept, need, each.products * wide, make, self.fast_chunk(rows), self.fewest
         )
@@ -311,7 +315,8 @@ class FeatureMap(ABC):
         result = 0 if out else count * columns * entry
         require(result, self.budget(), f"The result of {work}", _INSTEAD)
         left, right = self.side(inputs, unit), None if other is None else self.side(other, unit)
-        found = plan_pairs(left, right, entry, self.budget() - result, work, _INSTEAD, whole=work == "kernel_full")
+        budget = self.budget()
+        found = plan_pairs(left, right, entry, budget, work, _INSTEAD, whole=work == "kernel_full", beside=result)
         pairs_made = count * columns * (0.5 if other is None else 1.0)
         operations = self.footprint(inputs, Q).operations * (count if other is None else count + columns)
         operations += pairs_made * self.pair_operations(Q, Q, trace=work != "kernel_full")
@@ -326,24 +331,24 @@ class FeatureMap(ABC):
         largest = self.layers[sizes.index(max(sizes))]
         return Work("The rows of a layer", lambda factors: factors.columns(largest).flatten(0, 1).double())
 
-    def _structured(self, precision: Whitener) -> bool:
+    def structured(self, precision: Whitener) -> bool:
         """Whether Σ is one number on each range of weights, so that no rows need to be formed."""
         return all(precision.scale(part) is not None for part in self.parts)
 
     def _factors(
-        self, inputs: Inputs, work: Work, cotangents: Cotangents | None = None, *, fixed: int = 0
+        self, inputs: Inputs, work: Work, cotangents: Cotangents | None = None, *, fixed: int = 0, extra: int = 0
     ) -> Iterator[tuple[slice, Factors]]:
         given = isinstance(cotangents, Tensor)
-        size = self.chunk(inputs, cotangents.shape[2] if given else None, work, fixed=fixed)
+        size = self.chunk(inputs, cotangents.shape[2] if given else None, work, fixed=fixed, extra=extra)
         for part in track(list(chunks(num_examples(inputs), size)), work.name):
             own = cotangents[part] if given else cotangents
             yield part, self.factors(take(inputs, part), own, apart=work.apart)
 
     def _used(
-        self, inputs: Inputs, work: Work, cotangents: Cotangents | None = None, *, fixed: int = 0
+        self, inputs: Inputs, work: Work, cotangents: Cotangents | None = None, *, fixed: int = 0, extra: int = 0
     ) -> Iterator[Any]:
         """What the work makes of each chunk's factors, which are then given up."""
-        for _, factors in self._factors(inputs, work, cotangents, fixed=fixed):
+        for _, factors in self._factors(inputs, work, cotangents, fixed=fixed, extra=extra):
             result = work.use(factors)
             del factors
             yield result
@@ -372,8 +377,8 @@ class FeatureMap(ABC):
         axis = 2 if len(shape) == 4 else 1
         with Result(shape, dtype, self.anchor.device, out, self.budget(), f"The {what}") as result:
             entry = dtype.itemsize * (shape[1] * shape[3] if len(shape) == 4 else shape[2] if len(shape) == 3 else 1)
-            room, whole = self.budget() - result.bytes, len(shape) == 4
-            plan = plan_pairs(left, right, entry, room, f"The {what}", _INSTEAD, whole=whole)
+            whole, beside = len(shape) == 4, result.bytes
+            plan = plan_pairs(left, right, entry, self.budget(), f"The {what}", _INSTEAD, whole=whole, beside=beside)
             for rows, columns, a, b in pairs(left, right, plan, what):
                 block = product(a, b)
                 mirrored = symmetric and rows != columns
@@ -386,8 +391,9 @@ def _marginal(precision: Whitener) -> Work:
     return Work("J Σ Jᵀ", precision.marginal, (type(precision), precision.dtype))
 
 
-def _white(precision: Whitener) -> Work:
-    return Work("J Σ^½", lambda factors: precision.whitened(factors).compact(), (type(precision), precision.dtype))
+def _white(precision: Whitener, structured: bool) -> Work:
+    key = type(precision), precision.dtype, structured
+    return Work("J Σ^½", lambda factors: precision.whitened(factors).compact(), key)
 
 
 _ROWS = Work("J", Factors.rows)
@@ -401,7 +407,10 @@ _KERNELS: dict[str, Callable[[int], int]] = {
     "kernel_trace": lambda Q: 1,
     "kernel_diagonal": lambda Q: Q,
 }
-FEWER = "Freeze layers that need no uncertainty (requires_grad_(False)), or use fewer outputs."
+FEWER = (
+    "Take fewer inputs at a time, freeze layers that need no uncertainty (requires_grad_(False)), or name those that "
+    "do (subset=)."
+)
 _INSTEAD = (
     "Take fewer inputs at a time, the trace or diagonal kernel, or out=FILE, which holds the result on disk; or freeze "
     "layers that need no uncertainty (requires_grad_(False))."

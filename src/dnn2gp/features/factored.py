@@ -96,6 +96,11 @@ class FactoredJacobian:
             self._kept = list(self._made("factors of the data")) if fits else None
         return self._kept is not None
 
+    @property
+    def kept_bytes(self) -> int:
+        """The memory of the kept factors."""
+        return sum(factors.bytes for _, factors in self._kept or ())
+
     @bounded
     def gram(self) -> Float[Tensor, "M M"]:
         """ΦΦᵀ = Sᵀ K S, one triangle of blocks and its mirror image."""
@@ -122,7 +127,8 @@ class FactoredJacobian:
 
     def row_blocks(self) -> Iterator[tuple[slice, Float[Tensor, "m P"]]]:
         """(rows, Φ itself), chunk by chunk: for what needs every entry."""
-        size = self.features.chunk(self.inputs, self.rank, _WIDE_ROWS, fixed=self._reserve)
+        beside = 4 * 8 * self.rank * self.features.num_weights  # two blocks of rows, and products with them
+        size = self.features.chunk(self.inputs, self.rank, _WIDE_ROWS, fixed=self._reserve, extra=beside)
         for part, block in self.blocks():
             for own in chunks(block.num_examples, size):
                 start = part.start + own.start
@@ -165,7 +171,8 @@ class FactoredJacobian:
     def _made(self, what: str) -> Iterator[tuple[slice, Factors]]:
         wide = self.dtype.itemsize // self.features.anchor.element_size()
         beside = 3 * wide * self.features.footprint(self.inputs, self.rank).factors  # two blocks, and a copy of one
-        size = self.features.chunk(self.inputs, self.rank, fixed=self._reserve, extra=beside)
+        half = (self.features.budget() - self._reserve) // 2  # the other half is for the examples they are used with
+        size = self.features.chunk(self.inputs, self.rank, fixed=self._reserve + max(0, half), extra=beside)
         size = min(size, max(1, _BLOCK_ROWS // self.rank))
         for part in track(list(chunks(self.num_examples, size)), what):
             own = None if self.root is None else self.root[part]

@@ -10,6 +10,7 @@ from dnn2gp.features.cotangents import Cotangents, resolved
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.footprint import Footprint
 from dnn2gp.features.jacobian import NetworkFeatures
+from dnn2gp.features.work import Trial
 from dnn2gp.inputs import Inputs, leaves
 
 
@@ -41,6 +42,12 @@ class GradientFeatures(FeatureMap):
     def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
         """That of the network's engine."""
         return self.jacobian_features.footprint(self.examples(inputs), num_rows)
+
+    def _trial(self, inputs: Inputs, num_rows: int, apart: bool) -> Trial:
+        """With the checks of the network's engine."""
+        engine = self.jacobian_features
+        with engine.unchecked():
+            return engine.checked(super()._trial(inputs, num_rows, apart))
 
     def fast_chunk(self, num_rows: int) -> int:
         """That of the network's engine."""

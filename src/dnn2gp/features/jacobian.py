@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
@@ -14,8 +15,9 @@ from dnn2gp.errors import NetworkError
 from dnn2gp.features.base import FEWER, FeatureMap
 from dnn2gp.features.peak import peak_of
 from dnn2gp.features.pointer import storage_pointer
+from dnn2gp.features.work import Trial
 from dnn2gp.inputs import Inputs, differentiable, map_inputs, num_examples, take
-from dnn2gp.memory import bounded, check_budget, chunks, require
+from dnn2gp.memory import bounded, check_budget, chunks, require, room
 from dnn2gp.network import Network
 
 # The most examples in one plain forward or backward pass, as in training: no Jacobian is formed there.
@@ -130,10 +132,20 @@ class NetworkFeatures(FeatureMap):
             return chunks(1, 1)
         key = "pass", name or work.__name__, self.kind(inputs)
         if key not in self._needs:
-            self._needs[key] = peak_of(lambda few: work(take(inputs, torch.arange(few) % count)))
+            self._needs[key] = peak_of(lambda few: work(take(inputs, torch.arange(few, device="cpu") % count)))
         need, budget = self._needs[key].plus(held), self.budget()
-        require(need(1), budget, "A pass of a single example through the network", FEWER)
-        return chunks(count, min(need.most(budget), _PASS))
+        what = "A pass of a single example through the network"
+        require(need(1), budget, f"{what}, with the result," if held else what, FEWER)
+        return chunks(count, max(1, min(need.most(room(budget)), _PASS)))
+
+    @contextmanager
+    def unchecked(self) -> Iterator[None]:
+        """Factors that are made in here are only tried out: an engine that checks some of its chunks leaves them."""
+        yield
+
+    def checked(self, trial: Trial) -> Trial:
+        """A trial with what such checks need."""
+        return trial
 
     def _forward(self, inputs: Inputs) -> Float[Tensor, "n K"]:
         return self.network(self.anchor, inputs)

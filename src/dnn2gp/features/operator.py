@@ -45,7 +45,9 @@ class FactoredOperator(LinearOperator):
 
     def _product(self, rhs: Tensor, transposed: bool) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.ndim == 1 else rhs
-        result = self.factored.pull(columns) if transposed else self.factored.push(columns)
+        flat = columns.movedim(-2, 0).flatten(1)  # a batch of matrices as one with more columns
+        result = self.factored.pull(flat) if transposed else self.factored.push(flat)
+        result = result.unflatten(1, (*columns.shape[:-2], columns.shape[-1])).movedim(0, -2)
         return result.squeeze(-1) if rhs.ndim == 1 else result
 
     def _transpose_nonbatch(self) -> FactoredOperator:

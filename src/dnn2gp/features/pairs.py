@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
-
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.peak import Peak
 from dnn2gp.memory import chunks, require, room
@@ -51,14 +49,23 @@ _BLOCK_ROWS = 1024
 
 
 def plan_pairs(
-    left: Side, right: Side | None, entry: int, budget: int, what: str, instead: str, *, whole: bool = True
+    left: Side,
+    right: Side | None,
+    entry: int,
+    budget: int,
+    what: str,
+    instead: str,
+    *,
+    whole: bool = True,
+    beside: int = 0,
 ) -> PairPlan:
-    """The largest blocks, and as many held factors, as fit into `budget`; `entry` is the bytes of one entry's pairs.
+    """The largest blocks, and as many held factors, as fit into `budget` with `beside` bytes for the result; `entry` is
+    the bytes of one entry's pairs.
 
     `right` None means a symmetric kernel, of which one triangle is computed. `whole`: all pairs of rows are computed,
     so that blocks of a few rows have work enough.
     """
-    other = left if right is None else right
+    other, space = left if right is None else right, room(budget) - beside
     rows = max(left.rows, other.rows)
     block = max(1, min(left.most, other.most, _BLOCK_ROWS // rows if whole else left.most))
     block = max(1, min(block, max(left.num_examples, other.num_examples)))
@@ -67,14 +74,14 @@ def plan_pairs(
         products = 3 * entry * block**2 + block * (left.products + other.products)
         fixed = max(products, left.need(max(block, left.fewest)), other.need(max(block, other.fewest)))
         least = fixed + block * (left.kept + other.kept)
-        if least <= room(budget) or block == 1:
+        if least <= space or block == 1:
             break
         block = max(1, block // 2)
-    require(least, budget, what, instead)
+    require(beside + least, budget, what, instead)
     everything = left.num_examples * left.kept + (0 if right is None else right.num_examples * right.kept)
-    if fixed + everything <= room(budget):
+    if fixed + everything <= space:
         return PairPlan(block, left.num_examples, True, fixed + everything)
-    more = (room(budget) - fixed - block * other.kept) // max(1, left.kept)
+    more = (space - fixed - block * other.kept) // max(1, left.kept)
     held = min(left.num_examples, max(block, more // block * block))
     return PairPlan(block, held, False, fixed + held * left.kept + block * other.kept)
 
@@ -104,8 +111,3 @@ def pairs(left: Side, right: Side | None, plan: PairPlan, what: str) -> Iterator
                 yield part, column, own[part.start], factors
     for _ in steps:
         pass
-
-
-def entry_bytes(left_rows: int, right_rows: int, dtype: torch.dtype) -> int:
-    """Bytes of the block of a full kernel that belongs to one pair of examples."""
-    return left_rows * right_rows * dtype.itemsize

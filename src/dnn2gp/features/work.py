@@ -39,6 +39,10 @@ class Trial:
 
         return Trial(factors, made=peak_of(watched))
 
+    def plus(self, besides: int) -> Trial:
+        """With so many bytes more while they are made."""
+        return Trial(self.factors, self.made.plus(besides))
+
     def then(self, use: Callable[[Factors], object], besides: int = 0) -> Trial:
         """With a use that is always made of them, during which so many bytes are held besides."""
         used = peak_of(lambda count: use(self.factors[count])).plus(besides)

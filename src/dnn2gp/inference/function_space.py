@@ -14,7 +14,7 @@ from dnn2gp.features.work import Work
 from dnn2gp.inference.base import Cost, Inference
 from dnn2gp.inputs import Inputs, num_examples, take
 from dnn2gp.linear_model import LinearModel
-from dnn2gp.memory import chunks, require
+from dnn2gp.memory import bounded, chunks, require
 from dnn2gp.progress import track
 from dnn2gp.randomness import normal, own_generator
 from dnn2gp.structures import cholesky
@@ -64,6 +64,12 @@ class FunctionSpace(Inference):
         right = left if other is None else self._reduction(features, other)
         return prior - torch.einsum("nks,mls->nkml", left, right)
 
+    @property
+    def memory_budget(self) -> int | None:
+        """That of the features."""
+        return self.sites.memory_budget
+
+    @bounded
     def marginal(self, features: FeatureMap, inputs: Inputs) -> Float[Tensor, "N K K"]:
         """κ(x, x) − κ(x, X) S A⁻¹ Sᵀ κ(X, x) of each example."""
         blocks = []
@@ -125,11 +131,15 @@ class FunctionSpace(Inference):
         """Φᵀ A⁻¹ b."""
         return self.sites.pull(torch.cholesky_solve(sites, self.factor))
 
+    @bounded
     def _reduction(self, features: FeatureMap, inputs: Inputs) -> Float[Tensor, "N K M"]:
         """κ(x, X) S L⁻ᵀ."""
         parts = self._parts(features, inputs)
-        whites = (features.white_factors(take(inputs, part), self.precision) for part in parts)
-        return torch.cat([self._reduce(white) for white in track(whites, "cross kernel", total=len(parts))])
+        found = [
+            self._reduce(features.white_factors(take(inputs, part), self.precision))
+            for part in track(parts, "cross kernel")
+        ]
+        return torch.cat(found)
 
     def _parts(self, features: FeatureMap, inputs: Inputs) -> list[slice]:
         """Chunks of test inputs, counting the K × M cross kernel of each with the data, its solve and a copy."""
@@ -138,9 +148,12 @@ class FunctionSpace(Inference):
             wide = factors.to(torch.float64)
             return self.precision.marginal(wide), self.precision.whitened(wide).compact()
 
-        work = Work("The predictive variance", white, (type(self.precision),))
-        extra = 3 * 8 * features.num_outputs * len(self.factor)
-        fixed = 8 * len(self.factor) ** 2
+        K, count = features.num_outputs, num_examples(inputs)
+        work = Work("The predictive variance", white, (type(self.precision), features.structured(self.precision)))
+        extra = 8 * (3 * K * len(self.factor) + 4 * K**2)
+        fixed = 8 * len(self.factor) ** 2 + self.sites.kept_bytes + 2 * 8 * count * K**2
+        if not self.sites.kept():  # half of the room is for making them again
+            fixed += max(0, features.budget() - fixed) // 2
         return list(chunks(num_examples(inputs), features.chunk(inputs, work=work, fixed=fixed, extra=extra)))
 
     def _reduce(self, white: Factors) -> Float[Tensor, "n K M"]:

@@ -7,6 +7,8 @@ every product of `FeatureMap` is a sum over the layers. Weights that no rule kno
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
@@ -49,7 +51,7 @@ class LayerwiseFeatures(NetworkFeatures):
         self._weights = FlatWeights(self._flat)
         self._names = network.layout.ranges
         self._batched = True
-        self._seen, self._next_check = 0, 16
+        self._seen, self._next_check, self._trying = 0, 16, False
         self._learned: dict[object, Uses] = {}
         self._left: set[str] = set()
         self._rest_parts: tuple[slice, ...] = ()
@@ -67,7 +69,9 @@ class LayerwiseFeatures(NetworkFeatures):
         """
         if num_examples(inputs) == 1:
             columns = cotangents.expand(2, -1, -1) if isinstance(cotangents, Tensor) else cotangents
-            return self.factors(take(inputs, torch.zeros(2, dtype=torch.long)), columns, apart=apart).take(slice(0, 1))
+            return self.factors(
+                take(inputs, torch.zeros(2, dtype=torch.long, device="cpu")), columns, apart=apart
+            ).take(slice(0, 1))
         found, check = self._blocks(inputs, cotangents, self._uses(inputs), apart=apart)
         blocks = merged(found)
         del found
@@ -93,12 +97,24 @@ class LayerwiseFeatures(NetworkFeatures):
         return Footprint(kept + rest.factors, rows, products, operations + rest.operations)
 
     def _trial(self, inputs: Inputs, num_rows: int, apart: bool) -> Trial:
-        """With what the check of a chunk needs (see `_due`): the same product, and two more vectors of all weights."""
-        return (
-            super()
-            ._trial(inputs, num_rows, apart)
-            .then(lambda factors: factors.pull(factors.ones(1)), 2 * self.anchor.nbytes)
-        )
+        """With what the check of a chunk needs."""
+        self._uses(inputs)
+        with self.unchecked():
+            return self.checked(super()._trial(inputs, num_rows, apart))
+
+    def checked(self, trial: Trial) -> Trial:
+        """With a check (see `_due`): a vector of all weights while factors are made, their sum, and three vectors."""
+        size = self.anchor.nbytes
+        return trial.plus(size).then(lambda factors: factors.pull(factors.ones(1)), 3 * size)
+
+    @contextmanager
+    def unchecked(self) -> Iterator[None]:
+        """Chunks in here are trials."""
+        self._trying = True
+        try:
+            yield
+        finally:
+            self._trying = False
 
     def fast_chunk(self, num_rows: int) -> int:
         """So many that the gradients of one activation, for all rows, have about 8 million numbers."""
@@ -166,8 +182,10 @@ class LayerwiseFeatures(NetworkFeatures):
     def _due(self, count: int) -> bool:
         """Whether to check this chunk as a whole: the first one after the few that were learned from, and again each
         time that the number of examples has doubled, so that checks cost little in the long run."""
+        if self._trying:
+            return False
         self._seen += count
-        if self._seen < self._next_check or count <= 3:
+        if self._seen < self._next_check:
             return False
         self._next_check = 2 * self._seen
         return True
@@ -195,6 +213,7 @@ class LayerwiseFeatures(NetworkFeatures):
             return []
         return [Rows(self.rest.factors(inputs, cotangents).rows(), self._rest_parts)]
 
+    @torch.inference_mode(False)
     def _uses(self, inputs: Inputs) -> Uses:
         """What is known of inputs of this form; learned when they first come."""
         form = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves(inputs))
@@ -204,7 +223,7 @@ class LayerwiseFeatures(NetworkFeatures):
 
     def _learn(self, inputs: Inputs) -> Uses:
         """Find the uses and where the examples are in them; what cannot be had by rules goes to the general engine."""
-        three = map_inputs(torch.Tensor.detach, take(inputs, torch.arange(3) % num_examples(inputs)))
+        three = map_inputs(torch.Tensor.detach, take(inputs, torch.arange(3, device="cpu") % num_examples(inputs)))
         two, _, _ = self._record(take(three, slice(0, 2)))
         uses, unknown = find_uses(two, *self._record(three)[:2], self._names)
         unknown = uses.sharing(unknown | self._left, self._names)
@@ -293,6 +312,8 @@ class LayerwiseFeatures(NetworkFeatures):
         if unknown <= self._left:
             return
         self._left |= unknown
+        self._needs.clear()
+        self._tried = {}
         self._learned = {form: uses.without(self._left, self._names) for form, uses in self._learned.items()}
         names = [name for name in self._names if name in self._left]
         state = {**self.network.state(), **self.network.layout.unflatten(self._flat)}
@@ -305,7 +326,7 @@ class LayerwiseFeatures(NetworkFeatures):
         share = network.num_weights / self.num_weights
         warnings.warn(
             f"No layer rule fits the weights {_listed(names)}, {share:.0%} of all: the general engine (torch.func) "
-            "takes these, right but slower. A rule for a layer of your own: see CONTRIBUTING.",
+            "takes these, right but slower. CONTRIBUTING.md shows how to write a rule for a layer of your own.",
             FallbackWarning,
             stacklevel=2,
         )

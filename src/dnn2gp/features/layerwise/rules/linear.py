@@ -43,6 +43,8 @@ class MatrixUse(Use):
         G = examples.moved(gradients, num_examples, 1, axes)  # R n L o
         if len(self.parts) == 2:
             A = torch.cat([A, A.new_ones(num_examples, A.shape[1], 1)], 2)
+        elif A.untyped_storage().nbytes() > 2 * A.nbytes and not A.requires_grad:
+            A = A.clone()  # a part of something larger, which need not be kept for it
         return Outer(A.mT, G.permute(1, 0, 3, 2), self.parts, transposed=self.transposed)
 
 
