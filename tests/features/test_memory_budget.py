@@ -136,6 +136,6 @@ def test_one_delta_a_layer_and_one_a_weight_are_measured_apart(features):
     engine, x = features
     for values in (torch.ones(engine.num_weights), torch.arange(1.0, engine.num_weights + 1)):
         engine.kernel_trace(x, Diagonal(values))
-    needs = [need(20) for key, need in engine._needs.items() if "J Σ^½" in key]
+    needs = [need(20) for key, need in engine._needs.items() if key[2] == "J Σ^½" and Diagonal in key[3]]
     assert len(needs) == 2
     assert needs[1] > 2 * needs[0]
