@@ -61,7 +61,7 @@ TARGETS: tuple[Target, ...] = (
         )
     ),
     Target("variance/diagonal", "laplace-torch, BackPACK backend", Kind.TIME, 10),
-    Target("variance/diagonal", "laplace-torch, default backend, batches of 128", Kind.TIME, 150),
+    Target("variance/diagonal", "laplace-torch, default backend, batches of 32", Kind.TIME, 150),
     Target("variance/diagonal", _VMAP, Kind.TIME, 7),
     Target("kernel-vector/1", "autograd's vjp and jvp", Kind.TIME, 6),
     Target("kernel-vector/32", "autograd's vjp and jvp", Kind.TIME, 15),
