@@ -98,7 +98,10 @@ run = {
     "jvp": lambda few: features.jvp(x[:few], columns),
     "outputs": lambda few: features.outputs(x[:few]),
 }[work]
-run(4)
+warm, few = lenet(), torch.randn(4, 1, 28, 28)  # libraries and their buffers; the measured network is not tried yet
+LayerwiseFeatures(Network(warm, few), few).covariance(
+    few, Diagonal(torch.ones(sum(w.numel() for w in warm.parameters())))
+)
 gc.collect()
 
 

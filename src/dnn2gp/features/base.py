@@ -9,7 +9,7 @@ Every product is defined here from chunks of it, as large as the memory budget a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -88,20 +88,20 @@ class FeatureMap(ABC):
     def jacobian(self, inputs: Inputs) -> Float[Tensor, "N Q P"]:
         """φ_w(x)ᵀ of each example, all in memory."""
         held = 2 * num_examples(inputs) * self.footprint(inputs, self.num_outputs).rows
-        return torch.cat(list(self._used(inputs, _ROWS, fixed=held)))
+        return _joined(self._used(inputs, _ROWS, fixed=held))
 
     @bounded
     def pull_each(self, inputs: Inputs, cotangents: Float[Tensor, "N Q"]) -> Float[Tensor, "N P"]:
         """J(xᵢ)ᵀ uᵢ of each example apart."""
         held = 2 * num_examples(inputs) * self.anchor.nbytes
-        return torch.cat(list(self._used(inputs, _ROWS, cotangents.unsqueeze(-1), fixed=held))).squeeze(1)
+        return _joined(self._used(inputs, _ROWS, cotangents.unsqueeze(-1), fixed=held)).squeeze(1)
 
     @bounded
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N Q S"]:
         """J V."""
         work = Work("J v", lambda factors: factors.push(vectors), (vectors.shape[1],))
         held = num_examples(inputs) * self.num_outputs * vectors.shape[1] * self.anchor.element_size()
-        return torch.cat(list(self._used(inputs, work, fixed=2 * held)))
+        return _joined(self._used(inputs, work, fixed=2 * held))
 
     @bounded
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N Q S"]) -> Float[Tensor, "P S"]:
@@ -162,7 +162,7 @@ class FeatureMap(ABC):
         """J(x) Σ J(x)ᵀ of each example."""
         work = _marginal(precision)
         each = self.num_outputs**2 * self._wide(precision).itemsize
-        return torch.cat(list(self._used(inputs, work, fixed=2 * num_examples(inputs) * each, extra=3 * each)))
+        return _joined(self._used(inputs, work, fixed=2 * num_examples(inputs) * each, extra=3 * each))
 
     def kernel_full(
         self,
@@ -385,6 +385,12 @@ class FeatureMap(ABC):
                 result.write(rows, columns, block, axis, mirrored)
                 del a, b, block
         return result.tensor()
+
+
+def _joined(chunks: Iterable[Tensor]) -> Tensor:
+    """The results of all chunks, one after the other; a single one as it is."""
+    parts = list(chunks)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _marginal(precision: Whitener) -> Work:

@@ -151,8 +151,9 @@ class FunctionSpace(Inference):
         K, count = features.num_outputs, num_examples(inputs)
         work = Work("The predictive variance", white, (type(self.precision), features.structured(self.precision)))
         extra = 8 * (3 * K * len(self.factor) + 4 * K**2)
+        kept = self.sites.kept()  # made now, if they fit and were not yet
         fixed = 8 * len(self.factor) ** 2 + self.sites.kept_bytes + 2 * 8 * count * K**2
-        if not self.sites.kept():  # half of the room is for making them again
+        if not kept:  # half of the room is for making them again
             fixed += max(0, features.budget() - fixed) // 2
         return list(chunks(num_examples(inputs), features.chunk(inputs, work=work, fixed=fixed, extra=extra)))
 
