@@ -278,7 +278,14 @@ class FeatureMap(ABC):
 
         need = self.need(inputs, rows, _white(precision, structured))
         return Side(
-            num_examples(inputs), rows, kept, need, each.products * wide, make, self.fast_chunk(rows), self.fewest
+            num_examples(inputs),
+            rows,
+            kept,
+            need,
+            lambda count: wide * each.products(count),
+            make,
+            self.fast_chunk(rows),
+            self.fewest,
         )
 
     def plan(self, work: str, inputs: Inputs, other: Inputs | None = None, *, out: bool = False) -> Plan:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 import torch
 from jaxtyping import Float
@@ -15,6 +16,8 @@ from dnn2gp.memory import chunks
 # Rows (examples, for the trace) of the smallest blocks of a symmetric product: smaller ones cost more than they save.
 _TRIANGLE = 160
 _TRIANGLE_EXAMPLES = 32
+# Matrix products are fastest with sides that are multiples of this.
+_ALIGNED = 16
 # Numbers that the vectors of a product may need at all positions of a layer at once, and vectors at the least.
 _NUMBERS = 1 << 22
 _COLUMNS = 32
@@ -107,27 +110,32 @@ class Factors:
 
     def full(self, other: Factors) -> Float[Tensor, "n R m Q"]:
         """J J'ᵀ for all pairs of rows; of one triangle where `other` is this."""
-        size = max(1, _TRIANGLE // self.num_rows)
-        if other is self and self.num_examples > size:
-            return self._triangle(lambda a, b: a.full(b), (self.num_rows,) * 2, size)
         total = self._zeros(self.num_examples, self.num_rows, other.num_examples, other.num_rows)
-        for left, right in self._paired(other):
-            left.add_full(right, total)
+        tiles = self._tiles(other, max(1, _TRIANGLE // self.num_rows), _ALIGNED // gcd(_ALIGNED, self.num_rows))
+        for left, right in self._together(other):
+            for rows, columns in tiles:
+                left.take(rows).add_full(right.take(columns), total[rows, :, columns])
+        for rows, columns in tiles:
+            if other is self and rows != columns:
+                total[columns, :, rows] = total[rows, :, columns].permute(2, 3, 0, 1)
         return total
 
     def trace(self, other: Factors) -> Float[Tensor, "n m"]:
-        """Σ_r J_r J'_rᵀ for all pairs of examples."""
-        if other is self and self.num_examples > _TRIANGLE_EXAMPLES:
-            return self._triangle(lambda a, b: a.trace(b), (), _TRIANGLE_EXAMPLES)
+        """Σ_r J_r J'_rᵀ for all pairs of examples; of one triangle where `other` is this."""
         total = self._zeros(self.num_examples, other.num_examples)
-        for left, right in self._paired(other):
-            left.add_trace(right, total)
+        tiles = self._tiles(other, _TRIANGLE_EXAMPLES, _ALIGNED)
+        for left, right in self._together(other):
+            for rows, columns in tiles:
+                left.take(rows).add_trace(right.take(columns), total[rows, columns])
+        for rows, columns in tiles:
+            if other is self and rows != columns:
+                total[columns, rows] = total[rows, columns].T
         return total
 
     def diagonal(self, other: Factors) -> Float[Tensor, "n m R"]:
         """J_r J'_rᵀ for all pairs of examples and each row r."""
         total = self._zeros(self.num_examples, other.num_examples, self.num_rows)
-        for left, right in self._paired(other):
+        for left, right in self._together(other):
             left.add_diagonal(right, total)
         return total
 
@@ -176,28 +184,19 @@ class Factors:
                 result[:, part] = piece.mT
         return result
 
-    def _paired(self, other: Factors) -> list[tuple[Block, Block]]:
-        """Blocks of the same weights; where the two are divided otherwise (inputs of two lengths, say), all rows."""
+    def _together(self, other: Factors) -> Iterator[tuple[Block, Block]]:
+        """Pieces of the same weights; where the two are divided otherwise (inputs of two lengths, say), all rows."""
         if [block.parts for block in self.blocks] == [block.parts for block in other.blocks]:
-            return list(zip(self.blocks, other.blocks, strict=True))
-        return [(Factors.of_rows(self.rows()).blocks[0], Factors.of_rows(other.rows()).blocks[0])]
+            for left, right in zip(self.blocks, other.blocks, strict=True):
+                yield from left.together(right)
+        else:
+            yield Factors.of_rows(self.rows()).blocks[0], Factors.of_rows(other.rows()).blocks[0]
 
-    def _triangle(self, product: Callable[[Factors, Factors], Tensor], rows: tuple[int, ...], size: int) -> Tensor:
-        """A symmetric product: half of the examples, the other half, and the block between them, and so on down."""
-        ready = self.with_blocks([block.explicit() if isinstance(block, Outer) else block for block in self.blocks])
-        n = self.num_examples
-        result = torch.empty((n, rows[0], n, rows[1]) if rows else (n, n), dtype=self.dtype, device=self.device)
-        for lower, upper in _halvings(slice(0, n), size):
-            block = product(ready.take(lower), ready.take(upper))
-            if rows:
-                result[lower, :, upper] = block
-                if upper != lower:
-                    result[upper, :, lower] = block.permute(2, 3, 0, 1)
-            else:
-                result[lower, upper] = block
-                if upper != lower:
-                    result[upper, lower] = block.T
-        return result
+    def _tiles(self, other: Factors, size: int, unit: int) -> list[tuple[slice, slice]]:
+        """The tiles of a product: one triangle of a symmetric one, else (and where it is differentiated) the whole."""
+        own, others = slice(0, self.num_examples), slice(0, other.num_examples)
+        graph = any(tensor.requires_grad for block in self.blocks for tensor in block.tensors())
+        return [(own, others)] if other is not self or graph else _halvings(own, size, unit)
 
     @property
     def device(self) -> torch.device:
@@ -217,14 +216,15 @@ class Factors:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
 
-def _halvings(part: slice, size: int) -> list[tuple[slice, slice]]:
-    """Blocks on and below the diagonal that cover a triangle: large ones away from the diagonal, small ones on it."""
+def _halvings(part: slice, size: int, unit: int) -> list[tuple[slice, slice]]:
+    """Tiles on and below the diagonal that cover a triangle: large ones away from the diagonal, small ones on it; their
+    sides are multiples of `unit` where they can be."""
     count = part.stop - part.start
-    if count <= size:
+    if count <= max(size, unit):
         return [(part, part)]
-    middle = part.start + count // 2
+    middle = part.start + max(unit, round(count / 2 / unit) * unit)
     first, second = slice(part.start, middle), slice(middle, part.stop)
-    return [(second, first), *_halvings(first, size), *_halvings(second, size)]
+    return [(second, first), *_halvings(first, size, unit), *_halvings(second, size, unit)]
 
 
 def _sizes(block: Block) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -13,7 +14,7 @@ class Footprint:
     """Of the factors, in the form that is kept."""
     rows: int
     """Of its R rows of the Jacobian, R · P numbers."""
-    products: int
-    """Of what a product with another example forms besides."""
+    products: Callable[[int], int]
+    """Of what a product of n examples with others forms besides, as a function of n."""
     operations: float
     """Multiplications and additions to make the factors."""

@@ -24,8 +24,8 @@ class Side:
     """Bytes of an example's factors."""
     need: Peak
     """Bytes of examples while their factors are made."""
-    products: int
-    """Bytes that an example adds while a product is computed."""
+    products: Callable[[int], int]
+    """Bytes that so many examples need besides while a product is computed."""
     make: Maker
     most: int = 128
     """Examples that are made at once at the most,"""
@@ -71,7 +71,7 @@ def plan_pairs(
     block = max(1, min(block, max(left.num_examples, other.num_examples)))
     while True:
         # What a block's products need (three copies), or making a block; and one block of factors on each side.
-        products = 3 * entry * block**2 + block * (left.products + other.products)
+        products = 3 * entry * block**2 + left.products(block) + other.products(block)
         fixed = max(products, left.need(max(block, left.fewest)), other.need(max(block, other.fewest)))
         least = fixed + block * (left.kept + other.kept)
         if least <= space or block == 1:

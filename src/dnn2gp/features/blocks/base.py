@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -69,6 +69,11 @@ class Block(ABC):
     @abstractmethod
     def rows(self) -> Float[Tensor, "n R p"]:
         """J itself, in memory."""
+
+    def together(self, other: Block) -> Iterator[tuple[Block, Block]]:
+        """Pieces of both whose products add up to those of the two, each good until the next one comes; where `other`
+        is this, a piece comes with itself."""
+        yield self, other
 
     @abstractmethod
     def add_full(self, other: Block, total: Float[Tensor, "n R m Q"]) -> None:

@@ -72,19 +72,33 @@ class Lookup(Block):
         """J for the whole table."""
         return self._over(torch.arange(self.num_entries, device=self.G.device)).rows()
 
+    def together(self, other: Block) -> Iterator[tuple[Rows, Rows]]:
+        """Both over the entries that both look up, so many at a time that their rows are at most `TIMES` as large as
+        G."""
+        if not isinstance(other, Lookup):
+            yield Rows(self.rows(), self.parts), Rows(other.rows(), self.parts)
+            return
+        common = self.index.unique()
+        if other is not self:
+            common = common[torch.isin(common, other.index.unique())]
+        positions = min(self.index.shape[1], other.index.shape[1])
+        for entries in common.split(TIMES * positions) if len(common) else ():
+            left = self._over(entries)
+            yield left, left if other is self else other._over(entries)
+
     def add_full(self, other: Block, total: Float[Tensor, "n R m Q"]) -> None:
         """From the entries of the table that both look up."""
-        for left, right in self._common(other):
+        for left, right in self.together(other):
             left.add_full(right, total)
 
     def add_trace(self, other: Block, total: Float[Tensor, "n m"]) -> None:
         """From the entries of the table that both look up."""
-        for left, right in self._common(other):
+        for left, right in self.together(other):
             left.add_trace(right, total)
 
     def add_diagonal(self, other: Block, total: Float[Tensor, "n m R"]) -> None:
         """From the entries of the table that both look up."""
-        for left, right in self._common(other):
+        for left, right in self.together(other):
             left.add_diagonal(right, total)
 
     def squares(self) -> Float[Tensor, " p"]:
@@ -139,18 +153,6 @@ class Lookup(Block):
         where = place[:, None, :, None].expand(n, R, L, d)
         rows.scatter_add_(2, where, self.G * known[:, None, :, None])
         return Rows(rows.flatten(2), self.parts, self.scale)
-
-    def _common(self, other: Block) -> Iterator[tuple[Rows, Rows]]:
-        """Both over the entries that both look up, so many at a time that their rows are at most `TIMES` as large as
-        G."""
-        if not isinstance(other, Lookup):
-            yield Rows(self.rows(), self.parts), Rows(other.rows(), self.parts)
-            return
-        left, right = self.index.unique(), other.index.unique()
-        positions = min(self.index.shape[1], other.index.shape[1])
-        common = left[torch.isin(left, right)]
-        for entries in common.split(TIMES * positions) if len(common) else ():
-            yield self._over(entries), other._over(entries)
 
     def _with(self, index: Tensor, G: Tensor) -> Lookup:
         return Lookup(index, G, self.parts, self.num_entries, self.scale)

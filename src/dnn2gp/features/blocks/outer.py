@@ -9,7 +9,7 @@ so A (i × L, with a row of ones for the bias) and G (R × o × L) hold what J h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import final
 
 import torch
@@ -94,18 +94,32 @@ class Outer(Block):
         (_, i, L), (_, R, o, _) = self.A.shape, self.G.shape
         return self._explicit() if L > 1 and R * o * i <= 2 * (L * i + R * L * o) else self
 
-    def explicit(self) -> Block:
-        """Rows, if products with a block of this form are cheaper by them."""
-        return self._explicit() if self._rows_are_cheaper(self) else self
-
     def rows(self) -> Float[Tensor, "n R p"]:
         """J_r = G_r Aᵀ, for all r of an example in one product."""
         return self._explicit().rows()
 
+    def together(self, other: Block) -> Iterator[tuple[Block, Block]]:
+        """Where rows are cheaper: those of a few output channels at a time, in buffers that stay in a cache."""
+        if not isinstance(other, Outer):
+            yield self._explicit(), other
+        elif not self._rows_are_cheaper(other):
+            yield self, other
+        elif any(tensor.requires_grad for tensor in (*self.tensors(), *other.tensors())):
+            left = self._explicit()
+            yield left, left if other is self else other._explicit()
+        else:
+            size = min(channels_at_a_time(block.num_examples, *block._sizes) for block in (self, other))
+            rows = self._channels(size)
+            others = rows if other is self else other._channels(size)
+            for left in rows:
+                yield left, left if other is self else next(others)
+
     def add_full(self, other: Block, total: Float[Tensor, "n R m Q"]) -> None:
         """(A A'ᵀ) ∘ (G G'ᵀ) for one position; else the cheaper of the rows and the sum over pairs of positions."""
         if not isinstance(other, Outer) or self._rows_are_cheaper(other):
-            return self._explicit().add_full(other, total)
+            for left, right in self.together(other):
+                left.add_full(right, total)
+            return
         flat = total.view(self.num_examples, self.num_rows, other.num_examples * other.num_rows)
         for left_a, left_g in self._positions():
             for right_a, right_g in other._positions():
@@ -116,7 +130,9 @@ class Outer(Block):
     def add_trace(self, other: Block, total: Float[Tensor, "n m"]) -> None:
         """(A A'ᵀ) ∘ (Σ_r G_r G'_rᵀ) for one position; else as in `add_full`."""
         if not isinstance(other, Outer) or self._rows_are_cheaper(other):
-            return self._explicit().add_trace(other, total)
+            for left, right in self.together(other):
+                left.add_trace(right, total)
+            return
         for left_a, left_g in self._positions():
             for right_a, right_g in other._positions():
                 outer = left_g.flatten(1) @ right_g.flatten(1).T
@@ -125,7 +141,9 @@ class Outer(Block):
     def add_diagonal(self, other: Block, total: Float[Tensor, "n m R"]) -> None:
         """(A A'ᵀ) ∘ (G_r G'_rᵀ) for one position; else as in `add_full`."""
         if not isinstance(other, Outer) or self._rows_are_cheaper(other):
-            return self._explicit().add_diagonal(other, total)
+            for left, right in self.together(other):
+                left.add_diagonal(right, total)
+            return
         for left_a, left_g in self._positions():
             for right_a, right_g in other._positions():
                 outer = (left_g.transpose(0, 1) @ right_g.permute(1, 2, 0)).permute(1, 2, 0)
@@ -180,7 +198,11 @@ class Outer(Block):
     def pull(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "p S"]:
         """(Σ_r u_r G_r) Aᵀ, summed over the examples and positions in one product."""
         mixed = self._mixed(cotangents)
-        return self.arrangement.from_rows(torch.einsum("nols,nil->ois", mixed, self.A).flatten(0, 1))
+        if self.num_positions == 1:
+            return self.arrangement.from_rows(torch.einsum("nols,nil->ois", mixed, self.A).flatten(0, 1))
+        (_, i, _), (_, o, _, S) = self.A.shape, mixed.shape
+        total = torch.addbmm(mixed.new_zeros(S * o, i), mixed.permute(0, 3, 1, 2).flatten(1, 2), self.A.mT)
+        return self.arrangement.from_rows(total.view(S, -1).T)
 
     def pull_each(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "n p S"]:
         """(Σ_r u_r G_r) Aᵀ of each example."""
@@ -193,6 +215,21 @@ class Outer(Block):
 
     def _explicit(self) -> Rows:
         return Rows(_products(self.A, self.G).flatten(2), self.parts, self.scale, self.arrangement)
+
+    def _channels(self, size: int) -> Iterator[Rows]:
+        """The rows of `size` output channels at a time, all in the same memory."""
+        R, o, i, _ = self._sizes
+        memory = self.A.new_empty(self.num_examples * R * min(size, o) * i)
+        for part in chunks(o, size):
+            few = self.G[:, :, part].flatten(1, 2)
+            rows = memory[: len(few) * few.shape[1] * i].view(len(few), -1, i)
+            torch.bmm(few, self.A.mT, out=rows)
+            yield Rows(rows.view(len(few), R, -1), (), self.scale)
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """R, o, i, L."""
+        return self.num_rows, self.G.shape[2], self.A.shape[1], self.num_positions
 
     def _mixed(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "n o L S"]:
         """Σ_r u_r G_r."""
@@ -209,6 +246,15 @@ class Outer(Block):
         o, i = self.G.shape[2], self.A.shape[1]
         pairs = self.num_positions * other.num_positions
         return o * i <= pairs * (o + i / (self.num_rows * other.num_rows) + 4)
+
+
+# Numbers that the rows of a few output channels may have, with the gradients that they are made of.
+_BUFFER = 1 << 21
+
+
+def channels_at_a_time(n: int, R: int, o: int, i: int, L: int) -> int:
+    """So many output channels that the rows of n examples stay in a cache."""
+    return min(o, max(1, _BUFFER // (n * R * (i + L))))
 
 
 def _products(A: Float[Tensor, "n i L"], G: Float[Tensor, "n R o L"]) -> Float[Tensor, "n R o i"]:

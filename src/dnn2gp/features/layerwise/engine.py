@@ -88,7 +88,10 @@ class LayerwiseFeatures(NetworkFeatures):
         """The kept factors of each block: A once and G for each row, or R · p for rows."""
         size, blocks = self.anchor.element_size(), self._uses(inputs).sizes
         kept = size * sum(block.kept(num_rows) for block in blocks)
-        products = size * sum(block.products(num_rows) for block in blocks)
+
+        def products(count: int) -> int:
+            return size * max((block.products(count, num_rows) for block in blocks), default=0)
+
         operations = sum(block.operations(num_rows) for block in blocks) + 6.0 * num_rows * self._saved
         rows = size * num_rows * self.num_weights
         if self.rest is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dnn2gp.features.blocks import Block, Lookup, Outer
 from dnn2gp.features.blocks.lookup import TIMES
+from dnn2gp.features.blocks.outer import channels_at_a_time
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,16 @@ class BlockSize:
         """Numbers in the form that is kept (see `Outer.compact`)."""
         return rows * self.p if self._explicit(rows) else self.a + rows * self.g
 
-    def products(self, rows: int) -> int:
-        """Numbers that a product with another example forms (see `Outer.explicit` and `Lookup`)."""
+    def products(self, count: int, rows: int) -> int:
+        """Numbers that a product of so many examples with others forms besides (see `together` of the blocks)."""
         if self.table:
-            return (TIMES + 1) * rows * self.g
+            return count * (TIMES + 1) * rows * self.g
         if self.shape is None or self._explicit(rows) or self.positions == 1:
             return 0
         o, i = self.shape
-        cheaper = o * i <= self.positions**2 * (o + i / rows**2 + 4)
-        return rows * o * i if cheaper else self.a + rows * self.g
+        if o * i <= self.positions**2 * (o + i / rows**2 + 4):
+            return count * rows * (i + self.positions) * channels_at_a_time(count, rows, o, i, self.positions)
+        return count * (self.a + rows * self.g)
 
     def operations(self, rows: int) -> float:
         """To bring the factors into the form that is kept."""
