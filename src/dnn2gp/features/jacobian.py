@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.func import jvp
 
 from dnn2gp.errors import NetworkError
-from dnn2gp.features.base import FEWER, FeatureMap
+from dnn2gp.features.base import FeatureMap
+from dnn2gp.features.chunked import FEWER
 from dnn2gp.features.peak import peak_of
 from dnn2gp.features.pointer import storage_pointer
 from dnn2gp.features.work import Trial
