@@ -16,7 +16,7 @@ from dnn2gp.features import NetworkFeatures
 from dnn2gp.network import Network
 from dnn2gp.structures import Diagonal
 
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,14 @@ NETWORKS = {
         lambda: nn.Sequential(nn.Conv2d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.LayerNorm(8), nn.Linear(8, 2)),
         (1, 3, 3),
     ),
+    "group norm": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(16, 2)),
+        (2, 3, 3),
+    ),
+    "many positions": (  # where nothing is differentiated, rows are made one cotangent after the other
+        lambda: nn.Sequential(nn.Conv1d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(32, 2)),
+        (1, 17),
+    ),
 }
 SETTINGS = {
     "weight space": {"inference": WeightSpace},

@@ -94,6 +94,7 @@ def test_saved_and_loaded(problem, tmp_path):
     [
         ("neck", "no trainable weight belongs to 'neck'"),
         ([], "expected at least one layer"),
+        ("", "expected names of layers; got an empty string"),
         (nn.Linear(2, 2), "not a part of the network"),
         ([3], "expected names of layers"),
     ],

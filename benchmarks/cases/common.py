@@ -34,27 +34,25 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def vmap_variants(
-    problem: Problem, compute: Callable[..., Tensor], chunks: tuple[int, ...] = _CHUNKS
-) -> dict[str, Prepare]:
+def vmap_variants(problem: Problem, compute: Callable[..., Tensor]) -> dict[str, Prepare]:
     """The quantity by vmap-jacrev with chunks of several sizes."""
 
     def prepare(chunk: int) -> Run:
         module, inputs = problem.module, problem.inputs
         return lambda: compute(module, inputs, chunk=chunk)
 
-    return {f"chunks of {chunk}": partial(prepare, chunk) for chunk in chunks}
+    return {f"chunks of {chunk}": partial(prepare, chunk) for chunk in _CHUNKS}
 
 
 def kernel_case(name: str, title: str, problem: Problem, kind: str, *others: Implementation, **place: object) -> Case:
     """The "full" or "trace" kernel: ours, vmap-jacrev, and others."""
-    mine, theirs, chunks = {
-        "full": (ours.full_kernel, vmap_jacrev.full_kernel, _CHUNKS[-1:]),  # nearly all of its time is the product
-        "trace": (ours.trace_kernel, vmap_jacrev.trace_kernel, _CHUNKS),
+    mine, theirs = {
+        "full": (ours.full_kernel, vmap_jacrev.full_kernel),
+        "trace": (ours.trace_kernel, vmap_jacrev.trace_kernel),
     }[kind]
     implementations = (
         ours.implementation(problem, partial(mine, problem)),
-        Implementation(VMAP, vmap_variants(problem, theirs, chunks)),
+        Implementation(VMAP, vmap_variants(problem, theirs)),
         *others,
     )
     return Case(name, title, problem.tolerance, implementations, **place)  # type: ignore[arg-type]

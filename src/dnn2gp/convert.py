@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from dnn2gp.data import read_data
-from dnn2gp.errors import InputError, NotAMinimumWarning
+from dnn2gp.errors import InputError, NotAMinimumWarning, warn_user
 from dnn2gp.expansion import Expansion
 from dnn2gp.features import LayerwiseFeatures, NetworkFeatures
 from dnn2gp.gaussian import Gaussian
@@ -64,7 +63,8 @@ def convert(
     """
     if not isinstance(likelihood, Likelihood):
         raise InputError(
-            f"likelihood: expected a dnn2gp likelihood, e.g. GaussianLikelihood(sigma=0.1); got {likelihood!r}."
+            "likelihood: expected an instance of a dnn2gp likelihood, e.g. GaussianLikelihood(sigma=0.1) or "
+            f"CategoricalLikelihood(); got {likelihood!r}."
         )
     likelihood = likelihood.detached()
     _check_class("structure", structure, Structure)
@@ -77,6 +77,7 @@ def convert(
         if subset is not None:
             function = function.restricted(subset_names(function, subset, function.check_inputs(training.inputs)))
         inputs = function.check_inputs(training.inputs)
+        likelihood.check_outputs(function.output_shape)
         targets = likelihood.check_targets(
             training.targets, training.num_examples, function.num_outputs, function.dtype
         ).to(function.device)
@@ -115,11 +116,10 @@ def _warn_unless_minimum(inference: Inference, network: nn.Module) -> None:
         step = "The minimum is about one Gauss-Newton step away, which a posterior that is not exact does not take"
     normalised = any(isinstance(part, _NormBase) for part in network.modules())
     mode = " in eval mode (here the statistics of its BatchNorm are fixed)," if normalised else ""
-    warnings.warn(
+    warn_user(
         f"The weights are not a minimum of the loss with this prior: the gradient is {relative:.0%} of its parts "
         f"(data and prior). {step}; it may move an output by up to {bound:.2g} posterior standard deviations. Train on"
         f"{mode} with all data at once (e.g. L-BFGS), or give the prior precision of the training (see "
         "precision_from_weight_decay); diagnose(gp) tells more.",
         NotAMinimumWarning,
-        stacklevel=3,
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 
 class InputError(ValueError):
     """Data, targets or settings that cannot be used as they are."""
@@ -33,3 +36,14 @@ class TrainModeWarning(UserWarning):
 
 class FallbackWarning(UserWarning):
     """Some weights have no layer rule and are left to the general engine, which is right but slower."""
+
+
+_OURS = ("dnn2gp", "torch", "contextlib", "functools", "jaxtyping", "beartype")
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn at the line outside of this package, and of what wraps its functions, that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _OURS:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

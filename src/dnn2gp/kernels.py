@@ -44,22 +44,29 @@ class Kernel:
         `out` is a file for a kernel that is larger than the memory: it is written block by block and appears when it is
         complete, and the result is a view of it (row by row, in the dtype of the result, no header).
         """
-        inputs, other = self._checked(inputs, other)
-        if out is not None:
-            if not isinstance(out, str | Path):
-                raise InputError(f"out: expected the name of a file; got {type(out).__name__}.")
-            return self.features.kernel_full(inputs, self.precision, other, out=Path(out))
-        return self.features.kernel_full(inputs, self.precision, other).to(self.features.anchor.dtype)
+        return self._computed(self.features.kernel_full, inputs, other, out)
 
-    def trace(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N M"]:
-        """tr κ(x, x'), as the paper draws it: the kernels of the outputs, summed."""
-        inputs, other = self._checked(inputs, other)
-        return self.features.kernel_trace(inputs, self.precision, other).to(self.features.anchor.dtype)
+    def trace(
+        self, inputs: Inputs, other: Inputs | None = None, *, out: str | Path | None = None
+    ) -> Float[Tensor, "N M"]:
+        """tr κ(x, x'), as the paper draws it: the kernels of the outputs, summed. `out`: see `full`."""
+        return self._computed(self.features.kernel_trace, inputs, other, out)
 
-    def diagonal(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N M K"]:
-        """κ_kk(x, x') for each output k."""
+    def diagonal(
+        self, inputs: Inputs, other: Inputs | None = None, *, out: str | Path | None = None
+    ) -> Float[Tensor, "N M K"]:
+        """κ_kk(x, x') for each output k. `out`: see `full`."""
+        return self._computed(self.features.kernel_diagonal, inputs, other, out)
+
+    def _computed(
+        self, product: Callable[..., Tensor], inputs: Inputs, other: Inputs | None, out: str | Path | None
+    ) -> Tensor:
         inputs, other = self._checked(inputs, other)
-        return self.features.kernel_diagonal(inputs, self.precision, other).to(self.features.anchor.dtype)
+        if out is None:
+            return product(inputs, self.precision, other).to(self.features.anchor.dtype)
+        if not isinstance(out, str | Path):
+            raise InputError(f"out: expected the name of a file; got {type(out).__name__}.")
+        return product(inputs, self.precision, other, out=Path(out))
 
     def _checked(self, inputs: Inputs, other: Inputs | None) -> tuple[Inputs, Inputs | None]:
         check = self.features.network.check_inputs

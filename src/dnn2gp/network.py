@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from math import prod
 
 import torch
@@ -14,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
-from dnn2gp.errors import InputError, NetworkError, TrainModeWarning
+from dnn2gp.errors import InputError, NetworkError, TrainModeWarning, warn_user
 from dnn2gp.evaluation import evaluation_mode
 from dnn2gp.inputs import Inputs, describe, differentiable, leaves, map_inputs, num_examples, repack, same_form, take
 from dnn2gp.layout import Layout
@@ -154,9 +153,10 @@ class Network:
         try:
             return self._evaluate(self.weights, inputs)
         except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
+            known = "" if same_form(inputs, self._example) else f"Expected are inputs like {describe(self._example)}. "
             raise InputError(
-                f"inputs: the network's forward fails on {describe(inputs)}: {error}. Expected are inputs like those "
-                f"of the training ({describe(self._example)}); check that network(inputs) runs in eval mode."
+                f"inputs: the network's forward fails on {describe(inputs)}: {error}. {known}Check that "
+                "network(inputs) runs in eval mode on a batch of such examples."
             ) from error
 
     def _alone(self, inputs: Inputs) -> object:
@@ -223,12 +223,11 @@ def _warn_if_train_mode(module: nn.Module) -> None:
     changing = (part for part in module.modules() if part.training and isinstance(part, _NormBase | _DropoutNd))
     kinds = {type(part).__name__ for part in changing}
     if kinds:
-        warnings.warn(
+        warn_user(
             f"The network came in train mode with layers that behave differently there ({', '.join(sorted(kinds))}). "
             "dnn2gp evaluates it in eval mode (dropout off, running statistics) and leaves it as it came. "
             "Call network.eval() first to silence this.",
             TrainModeWarning,
-            stacklevel=5,
         )
 
 

@@ -28,6 +28,8 @@ def subset_names(network: Network, subset: object, inputs: Inputs) -> list[str]:
     """
     if isinstance(subset, str) and subset == LAST_LAYER:
         return _last_layer(network, inputs)
+    if subset == "":
+        raise InputError(f"subset: expected names of layers; got an empty string. {_known(network.layout)}")
     wanted = list(subset) if isinstance(subset, list | tuple | set) else [subset]
     chosen: set[str] = set()
     for entry in wanted:

@@ -51,7 +51,26 @@ class Mean(nn.Module):
         return x.mean(self.axes)
 
 
+class Words(nn.Module):
+    """A transformer with a position for each word: longer inputs use more of a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.places = nn.Embedding(500, 64), nn.Parameter(torch.randn(32, 64))
+        layer = nn.TransformerEncoderLayer(64, 4, dim_feedforward=128, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.last(self.layers(self.table(x) + self.places[: x.shape[1]]).mean(1))
+
+
 networks = {
+    "deep": lambda: (
+        Net(*(nn.Conv2d(32, 32, 3, padding=1) for _ in range(3)), nn.ReLU(), Mean(2, 3), last=nn.Linear(32, 10)),
+        torch.randn(count, 32, 5, 5),
+    ),
+    "words": lambda: (Words().eval(), torch.randint(500, (count, 12))),
     "LeNet": lambda: (lenet(), torch.randn(count, 1, 28, 28)),
     "many words": lambda: (
         Net(nn.Embedding(20000, 32), Mean(1), last=nn.Linear(32, 10)),
@@ -89,7 +108,9 @@ first = x[:, :10] if name == "longer than the first" else x
 features = LayerwiseFeatures(Network(module, first), first, memory_budget=budget)
 unit = Diagonal(torch.ones(features.num_weights))
 root, columns = torch.randn(count, 10, 9), torch.randn(features.num_weights, 50)
+other = torch.randint(500, (count, 17)) if name == "words" else x[: count // 2]
 run = {
+    "cross": lambda few: features.kernel_full(x[:few], unit, other[:few]),
     "kernel_full": lambda few: features.kernel_full(x[:few], unit, out=out),
     "kernel_trace": lambda few: features.kernel_trace(x[:few], unit),
     "ggn_diagonal": lambda few: features.ggn_diagonal(x[:few], root[:few]),
@@ -114,5 +135,8 @@ Path("/proc/self/clear_refs").write_text("5")
 before = status("VmRSS")
 result = run(count)
 peak = status("VmHWM") - before
-planned = 0 if work in ("jvp", "outputs") else features.plan(work, x, out=bool(out)).bytes
+kernel = "kernel_full" if work == "cross" else work
+planned = 0
+if work not in ("jvp", "outputs"):
+    planned = features.plan(kernel, x, other if work == "cross" else None, out=bool(out)).bytes
 print(json.dumps([peak, planned]))

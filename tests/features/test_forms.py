@@ -62,6 +62,24 @@ class Convolution(nn.Module):
         return torch.tanh(self.conv(x.mT)).mean(2)
 
 
+class Turned(nn.Module):
+    """A square weight, used as it is or transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = x @ self.weight if x.shape[1] > 4 else nn.functional.linear(x, self.weight)
+        return torch.tanh(hidden).mean(1)
+
+
+class TurnedAtOnePosition(Turned):
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(1)
+        return torch.tanh(mean @ self.weight if x.shape[1] > 4 else nn.functional.linear(mean, self.weight))
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +89,7 @@ class Recurrent(nn.Module):
         return self.cell(x)[0][:, -1]
 
 
-NETWORKS = [Positions, LastPositions, Switch, Optional, Convolution, Recurrent]
+NETWORKS = [Positions, LastPositions, Switch, Optional, Convolution, Recurrent, Turned, TurnedAtOnePosition]
 
 
 @pytest.mark.filterwarnings("ignore:No layer rule")

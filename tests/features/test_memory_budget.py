@@ -47,13 +47,17 @@ def test_never_more_than_the_budget(work, count, budget):
         ("frozen", "outputs"),
         ("transient", "kernel_trace"),
         ("depthwise", "kronecker"),
+        ("deep", "kernel_full"),
+        ("deep", "cross"),
+        ("words", "cross"),
     ],
 )
 def test_never_more_than_the_budget_whatever_the_network(network, work):
     """Memory that no layer rule knows of: what frozen or unseen layers hold, longer inputs, large tables."""
-    peak, planned = measured(work, 150, 60e6, network=network)
-    assert planned <= 60e6
-    assert peak <= 66e6
+    budget = 100e6 if work == "cross" else 60e6
+    peak, planned = measured(work, 150, budget, network=network)
+    assert planned <= budget
+    assert peak <= 1.1 * budget
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark of memory")

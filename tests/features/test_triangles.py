@@ -1,5 +1,7 @@
 """Products of factors by tiles and by groups of output channels, against one einsum over the rows."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,23 +12,33 @@ from dnn2gp.features.factors import Factors, _halvings
 
 
 def factors(n: int, R: int, o: int, i: int, L: int, seed: int = 0) -> tuple[Factors, torch.Tensor]:
-    """A convolution with a bias, a table and a plain block, and their rows by the definition of each."""
+    """A convolution with a bias, a transposed weight, a table and a plain block, each with a scale, and their rows by
+    the definition of each."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
     A, G, table, plain = normal(n, i, L), normal(n, R, o, L), normal(n, R, 4, 2), normal(n, R, 5)
-    index = torch.randint(6, (n, 4), generator=generator)
-    size = o * i
+    A[:, -1] = 0.5  # a bias with another prior than its weight
+    A2, G2, index = normal(n, i, L), normal(n, R, o, L), torch.randint(6, (n, 4), generator=generator)
+    scale, stops = 1.5 + seed, torch.tensor([0, o * (i - 1), o, o * i, 12, 5]).cumsum(0).tolist()
+    weight, bias, turned, entry, rest = (slice(*ends) for ends in pairwise(stops))
     blocks = (
-        Outer(A, G, (slice(0, size),), scale=1.5),
-        Lookup(index, table, (slice(size, size + 12),), 6),
-        Rows(plain, (slice(size + 12, size + 17),)),
+        Outer(A, G, (weight, bias), scale=scale),
+        Outer(A2, G2, (turned,), transposed=True, scale=2.0),
+        Lookup(index, table, (entry,), 6),
+        Rows(plain, (rest,), 0.5),
     )
-    weights = 1.5 * torch.einsum("nrol,nil->nroi", G, A).flatten(2)
-    entries = torch.einsum("nlv,nrld->nrvd", torch.nn.functional.one_hot(index, 6).double(), table).flatten(2)
-    return Factors(blocks, size + 17), torch.cat([weights, entries, plain], -1)
+    first = scale * torch.einsum("nrol,nil->nroi", G, A)
+    rows = [
+        first[..., :-1].flatten(2),
+        first[..., -1],
+        2.0 * torch.einsum("nrol,nil->nrio", G2, A2).flatten(2),
+        torch.einsum("nlv,nrld->nrvd", torch.nn.functional.one_hot(index, 6).double(), table).flatten(2),
+        0.5 * plain,
+    ]
+    return Factors(blocks, stops[-1]), torch.cat(rows, -1)
 
 
 CASES = {
@@ -45,14 +57,21 @@ def test_products(case, monkeypatch):
     *sizes, buffer = CASES[case]
     if buffer is not None:
         monkeypatch.setattr(outer, "_BUFFER", buffer)
+    n, R, o, i, L = sizes
     own, J = factors(*sizes)
-    other, H = factors(sizes[0] - 9, *sizes[1:], seed=1)
-    for right, rows in ((own, J), (other, H)):
+    torch.testing.assert_close(own.rows(), J, rtol=1e-12, atol=1e-12)
+    others = [factors(n - 9, R, o, i, L, seed=1), factors(n - 9, R, o, i, 2 * L + 1, seed=1)]
+    for right, rows in [(own, J), *others]:
         full = torch.einsum("nrp,mqp->nrmq", J, rows)
-        tolerance = {"rtol": 1e-12, "atol": 1e-12 * float(full.abs().max())}
-        torch.testing.assert_close(own.full(right), full, **tolerance)
-        torch.testing.assert_close(own.trace(right), torch.einsum("nrmr->nm", full), **tolerance)
-        torch.testing.assert_close(own.diagonal(right), torch.einsum("nrmr->nmr", full), **tolerance)
+        for dtype, eps in ((torch.float64, 1e-13), (torch.float32, 1e-5)):
+            tolerance = {"rtol": 0, "atol": eps * float(full.abs().max()), "check_dtype": False}
+            left = own.to(dtype)
+            mate = left if right is own else right.to(dtype)
+            torch.testing.assert_close(left.full(mate), full, **tolerance)
+            torch.testing.assert_close(left.trace(mate), torch.einsum("nrmr->nm", full), **tolerance)
+            torch.testing.assert_close(left.diagonal(mate), torch.einsum("nrmr->nmr", full), **tolerance)
+    more, H = factors(n - 9, R + 1, o, i, L, seed=2)
+    torch.testing.assert_close(own.full(more), torch.einsum("nrp,mqp->nrmq", J, H), rtol=1e-12, atol=1e-10)
 
 
 @settings(max_examples=200, deadline=None)
@@ -69,3 +88,20 @@ def test_tiles_cover_one_triangle(start, count, size, unit):
             assert rows.stop - rows.start <= max(size, unit)
     assert (times[start:, start:] == 1).all()
     assert times.sum() == count**2
+
+
+def test_gradients_of_a_symmetric_product():
+    """Where factors carry gradients, as by the definition."""
+
+    def kernel(A: torch.Tensor, G: torch.Tensor) -> torch.Tensor:
+        own = Factors((Outer(A, G, (slice(0, 20),)),), 20)
+        return own.full(own)
+
+    own, _ = factors(40, 3, 5, 4, 6)
+    A, G = (tensor.clone().requires_grad_(True) for tensor in own.blocks[0].tensors())
+    weights = torch.randn(40, 3, 40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    J = torch.einsum("nrol,nil->nroi", G, A)
+    expected = torch.autograd.grad((torch.einsum("nroi,mqoi->nrmq", J, J) * weights).sum(), (A, G))
+    found = torch.autograd.grad((kernel(A, G) * weights).sum(), (A, G))
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-10)

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from features import support
 from features.support import assert_right, close, engine, explicit, falls_back, left, randn
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+from dnn2gp.errors import FallbackWarning
 from dnn2gp.features.blocks import Rows
 from dnn2gp.features.layerwise import Rules, Use, body, rule
 
@@ -98,8 +100,10 @@ def test_a_wrong_rule_is_not_used(factor):
     """It is found out on the first examples."""
     module, x = Sine().double(), randn(4, 3)
     rule(sine_scale)(lambda weights, args, kwargs, output: sine_use(weights, args, *args, factor=factor))
-    with falls_back():
+    with pytest.warns(FallbackWarning, match="for w there is one, but it disagrees with a backward pass") as seen:
         features = engine(module, x)
+    own = [warning for warning in seen if issubclass(warning.category, FallbackWarning)]
+    assert own[0].filename == support.__file__  # where the call is, not where the warning is made
     assert left(features) == {"w"}
     close(features.jacobian(x), explicit(module, x))
 

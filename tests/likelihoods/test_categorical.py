@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
+from dnn2gp import convert
 from dnn2gp.errors import InputError
 from dnn2gp.likelihoods import BernoulliLikelihood, CategoricalLikelihood
 
@@ -198,3 +199,13 @@ def test_a_single_output_is_refused() -> None:
     for call in calls:
         with pytest.raises(InputError, match=r"at least 2 network outputs, .*got 1. Use BernoulliLikelihood"):
             call()
+
+
+def test_outputs_of_a_sequence_are_refused() -> None:
+    """Each of T·K numbers as a class of its own would be a silent misreading."""
+    CategoricalLikelihood().check_outputs((4,))
+    with pytest.raises(InputError, match=r"outputs of shape \(N, K\), one logit per class; got \('N', 2, 4\)"):
+        CategoricalLikelihood().check_outputs((2, 4))
+    module, x = torch.nn.Linear(3, 4), torch.randn(10, 2, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(InputError, match="reduce the outputs"):
+        convert(module, (x, torch.zeros(10, dtype=torch.long)), CategoricalLikelihood(), 1.0)

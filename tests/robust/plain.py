@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dnn2gp import Diagonal, FunctionSpace, GaussianLikelihood, convert, load
+from dnn2gp.features import NetworkFeatures
 
 from robust.support import CHECKED, DELTA, NOISE, mlp, regression, untouched
 
@@ -38,6 +39,10 @@ def predict(inputs: object) -> None:
     gp = convert(module, (X, Y), NOISE, DELTA)
     with untouched(module):
         gp.predict(inputs)
+
+
+def engine() -> NetworkFeatures:
+    return convert(mlp(), (X, Y), NOISE, DELTA).features
 
 
 class Layerdrop(nn.Module):
@@ -88,6 +93,13 @@ CASES = {
     "predict: array": lambda: predict(X.numpy()),
     "predict: none": lambda: predict(None),
     "predict: list of numbers": lambda: predict([[1.0, 2.0, 3.0]]),
+    "engine: vector": lambda: engine().jvp(X, torch.ones(26).double()),
+    "engine: short vector": lambda: engine().jvp(X, torch.ones(7, 1).double()),
+    "engine: cotangents": lambda: engine().vjp(X, torch.ones(10, 2).double()),
+    "engine: root": lambda: engine().ggn_diagonal(X, torch.ones(10, 3, 1).double()),
+    "engine: number": lambda: engine().kernel_full(X, 1.0),
+    "engine: array": lambda: engine().plan("kernel_full", X.numpy()),
+    "engine: width": lambda: engine().plan("kernel_full", X[:, :2]),
     "load: network": lambda: load(sys.argv[1], "network"),
     "load: function": lambda: load(sys.argv[1], lambda: None),
     "load: likelihood": lambda: load(sys.argv[1], mlp(), likelihood="gaussian"),

@@ -40,9 +40,9 @@ TYPES = {
     "network: function": ("NetworkError", "expected a torch.nn.Module; got function"),
     "likelihood: string": (
         "InputError",
-        "expected a dnn2gp likelihood, e.g. GaussianLikelihood(sigma=0.1); got 'gaussian'",
+        "expected an instance of a dnn2gp likelihood, e.g. GaussianLikelihood(sigma=0.1) or CategoricalLikelihood()",
     ),
-    "likelihood: class": ("InputError", "expected a dnn2gp likelihood, e.g. GaussianLikelihood(sigma=0.1); got <class"),
+    "likelihood: class": ("InputError", "or CategoricalLikelihood(); got <class"),
     "likelihood: loss": ("InputError", "got MSELoss()"),
     "prior: string": (
         "InputError",
@@ -71,6 +71,16 @@ TYPES = {
     "predict: array": ("InputError", "got ndarray. Convert arrays with torch.as_tensor(array)"),
     "predict: none": ("InputError", "expected a torch.Tensor, or a tuple, list or dict of tensors; got NoneType"),
     "predict: list of numbers": ("InputError", "got list"),
+    "engine: vector": (
+        "InputError",
+        "expected a tensor P × S with one vector of all 26 weights in each column",
+    ),
+    "engine: short vector": ("InputError", "got shape (7, 1) of float64. For one vector use vector.unsqueeze(-1)"),
+    "engine: cotangents": ("InputError", "cotangents: expected a tensor N × Q × S = (10, 2, S)"),
+    "engine: root": ("InputError", "got shape (10, 3, 1) of float64"),
+    "engine: number": ("InputError", "precision: expected the precision of the weights"),
+    "engine: array": ("InputError", "got ndarray. Convert arrays with torch.as_tensor(array)"),
+    "engine: width": ("InputError", "inputs: the network's forward fails on float64 of shape (1, 2)"),
     "load: network": ("NetworkError", "expected a torch.nn.Module; got str"),
     "load: function": ("NetworkError", "expected a torch.nn.Module; got NoneType"),
     "load: likelihood": ("InputError", "expected a dnn2gp likelihood (an instance); got 'gaussian'"),

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.errors import InputError
+from dnn2gp.features.checks import check_cotangents, check_precision, check_vectors
 from dnn2gp.features.chunked import Chunked
 from dnn2gp.features.cotangents import Cotangents
 from dnn2gp.features.factors import Factors
@@ -25,12 +26,21 @@ from dnn2gp.features.plan import Plan
 from dnn2gp.features.result import Result
 from dnn2gp.features.whitener import Unit, Whitener
 from dnn2gp.features.work import Work
-from dnn2gp.inputs import Inputs, differentiable, num_examples, take
+from dnn2gp.inputs import Inputs, check_inputs, differentiable, num_examples, take
 from dnn2gp.memory import bounded, require
 
 
 class FeatureMap(Chunked):
     """φ at a fixed anchor w. Q is the number of features columns an example has (K for the Jacobian)."""
+
+    def check(self, inputs: Inputs) -> Inputs:
+        """These inputs, or an error that says what is wrong with them."""
+        return check_inputs(inputs)
+
+    def _checked(self, inputs: Inputs, root: Cotangents) -> Inputs:
+        inputs = self.check(inputs)
+        check_cotangents(root, num_examples(inputs), self.num_outputs)
+        return inputs
 
     @property
     def parts(self) -> list[slice]:
@@ -65,6 +75,7 @@ class FeatureMap(Chunked):
     @bounded
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N Q S"]:
         """J V."""
+        check_vectors(vectors, self.num_weights)
         work = Work("J v", lambda factors: factors.push(vectors), (vectors.shape[1],))
         held = num_examples(inputs) * self.num_outputs * vectors.shape[1] * self.anchor.element_size()
         return _joined(self._used(inputs, work, fixed=2 * held))
@@ -72,6 +83,7 @@ class FeatureMap(Chunked):
     @bounded
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N Q S"]) -> Float[Tensor, "P S"]:
         """Jᵀ U = Σᵢ φ_w(xᵢ) Uᵢ."""
+        check_cotangents(cotangents, num_examples(inputs), self.num_outputs)
         count = cotangents.shape[2]
         total = self.anchor.new_zeros(self.num_weights, count)
         work = Work("Jᵀ u", lambda factors: factors.pull(factors.ones(count)), (count,))
@@ -83,6 +95,7 @@ class FeatureMap(Chunked):
     @bounded
     def ggn(self, inputs: Inputs, root: Cotangents) -> Float[Tensor, "P P"]:
         """Jᵀ Λ J = Σᵢ φ_w(xᵢ) Λᵢ φ_w(xᵢ)ᵀ with Λᵢ = Sᵢ Sᵢᵀ, in float64 whatever the rows are."""
+        inputs = self._checked(inputs, root)
         total = torch.zeros(self.num_weights, self.num_weights, dtype=torch.float64, device=self.anchor.device)
         for rows in self._used(inputs, _WIDE_ROWS, root, fixed=total.nbytes):
             total.addmm_(rows.T, rows)
@@ -92,6 +105,7 @@ class FeatureMap(Chunked):
     @bounded
     def ggn_diagonal(self, inputs: Inputs, root: Cotangents) -> Float[Tensor, " P"]:
         """diag(Jᵀ Λ J), summed over chunks in float64."""
+        inputs = self._checked(inputs, root)
         total = torch.zeros(self.num_weights, dtype=torch.float64, device=self.anchor.device)
         for squares in self._used(inputs, _SQUARES, root, fixed=total.nbytes):
             total += squares
@@ -104,6 +118,7 @@ class FeatureMap(Chunked):
     @bounded
     def ggn_blocks(self, inputs: Inputs, root: Cotangents) -> list[Float[Tensor, "p p"]]:
         """The blocks of Jᵀ Λ J on its diagonal, one for each of `layers`, in float64."""
+        inputs = self._checked(inputs, root)
         totals = [torch.zeros(size, size, dtype=torch.float64, device=self.anchor.device) for size in self._layer_sizes]
         for _, factors in self._factors(inputs, self._layer_rows(), root, fixed=sum(total.nbytes for total in totals)):
             for total, parts in zip(totals, self.layers, strict=True):
@@ -116,6 +131,7 @@ class FeatureMap(Chunked):
     @bounded
     def kronecker(self, inputs: Inputs, root: Cotangents) -> list[KroneckerFactors]:
         """The Kronecker factors of Jᵀ Λ J for each layer (KFAC)."""
+        inputs = self._checked(inputs, root)
         held = 8 * self.kronecker_numbers()
         return kronecker_factors(self._used(inputs, _KRONECKER, root, fixed=held))
 
@@ -126,6 +142,8 @@ class FeatureMap(Chunked):
     @bounded
     def covariance(self, inputs: Inputs, precision: Whitener) -> Float[Tensor, "N Q Q"]:
         """J(x) Σ J(x)ᵀ of each example."""
+        check_precision(precision)
+        inputs = self.check(inputs)
         work = _marginal(precision)
         each = self.num_outputs**2 * self._wide(precision).itemsize
         return _joined(self._used(inputs, work, fixed=2 * num_examples(inputs) * each, extra=3 * each))
@@ -173,7 +191,8 @@ class FeatureMap(Chunked):
         """These examples as one axis of a kernel matrix with the covariance Σ."""
         rows = self.num_outputs if cotangents is None else cotangents.shape[2]
         each = self.footprint(inputs, rows)
-        wide = self._wide(precision).itemsize // self.anchor.element_size()
+        itemsize = self._wide(precision).itemsize
+        wide = itemsize // self.anchor.element_size()
         structured = self.structured(precision)
         kept = (each.factors if structured else each.rows) * wide
 
@@ -182,22 +201,16 @@ class FeatureMap(Chunked):
             return self.white_factors(take(inputs, part), precision, own)
 
         need = self.need(inputs, rows, _white(precision, structured))
-        return Side(
-            num_examples(inputs),
-            rows,
-            kept,
-            need,
-            lambda count: wide * each.products(count),
-            make,
-            self.fast_chunk(rows),
-            self.fewest,
-        )
+        blocks = each.blocks if structured else ()
+        most = self.fast_chunk(rows)
+        return Side(num_examples(inputs), rows, kept, need, blocks, itemsize, make, most, self.fewest)
 
     def plan(self, work: str, inputs: Inputs, other: Inputs | None = None, *, out: bool = False) -> Plan:
         """What a product of this name will need, before it is computed, with one prior precision a layer.
 
         `out`: the result goes to a file and does not count. What cannot fit into the budget is an error here as there.
         """
+        inputs, other = self.check(inputs), None if other is None else self.check(other)
         if work in _KERNELS:
             return self._plan_kernel(work, inputs, other, out)
         Q, P, count = self.num_outputs, self.num_weights, num_examples(inputs)
@@ -225,12 +238,13 @@ class FeatureMap(Chunked):
         Q, unit = self.num_outputs, Unit(self.anchor.dtype)
         entry = _KERNELS[work](Q) * self.anchor.element_size()
         result = 0 if out else count * columns * entry
-        require(result, self.budget(), f"The result of {work}", _INSTEAD)
+        whole = work == "kernel_full"
+        require(result, self.budget(), f"The result of {work}", _instead(whole))
         left, right = self.side(inputs, unit), None if other is None else self.side(other, unit)
         budget = self.budget()
-        found = plan_pairs(left, right, entry, budget, work, _INSTEAD, whole=work == "kernel_full", beside=result)
+        found = plan_pairs(left, right, entry, budget, work, _instead(whole), whole=whole, beside=result)
         pairs_made = count * columns * (0.5 if other is None else 1.0)
-        operations = self.footprint(inputs, Q).operations * (count if other is None else count + columns)
+        operations = self.footprint(inputs, Q).operations * found.made(count, None if other is None else columns)
         operations += pairs_made * self.pair_operations(Q, Q, trace=work != "kernel_full")
         return Plan(work, count, found.block, found.held, result + found.bytes, result, operations, self.budget())
 
@@ -260,7 +274,10 @@ class FeatureMap(Chunked):
         out: Path | None,
     ) -> Tensor:
         """A kernel block by block; axis 0 counts the examples, and axis 1 (or 2, in the full kernel) the others."""
+        check_precision(precision)
         right_map = other or self
+        inputs = self.check(inputs)
+        other_inputs = None if other_inputs is None else right_map.check(other_inputs)
         symmetric = other_inputs is None and right_map is self
         dtype = self._wide(precision)
         left = self.side(inputs, precision)
@@ -271,7 +288,9 @@ class FeatureMap(Chunked):
         with Result(shape, dtype, self.anchor.device, out, self.budget(), f"The {what}") as result:
             entry = dtype.itemsize * (shape[1] * shape[3] if len(shape) == 4 else shape[2] if len(shape) == 3 else 1)
             whole, beside = len(shape) == 4, result.bytes
-            plan = plan_pairs(left, right, entry, self.budget(), f"The {what}", _INSTEAD, whole=whole, beside=beside)
+            plan = plan_pairs(
+                left, right, entry, self.budget(), f"The {what}", _instead(whole), whole=whole, beside=beside
+            )
             for rows, columns, a, b in pairs(left, right, plan, what):
                 block = product(a, b)
                 mirrored = symmetric and rows != columns
@@ -306,7 +325,11 @@ _KERNELS: dict[str, Callable[[int], int]] = {
     "kernel_trace": lambda Q: 1,
     "kernel_diagonal": lambda Q: Q,
 }
-_INSTEAD = (
-    "Take fewer inputs at a time, the trace or diagonal kernel, or out=FILE, which holds the result on disk; or freeze "
-    "layers that need no uncertainty (requires_grad_(False))."
-)
+
+
+def _instead(whole: bool) -> str:
+    smaller = "the trace or diagonal kernel, " if whole else ""
+    return (
+        f"Take fewer inputs at a time, {smaller}or out=FILE, which holds the result on disk; or freeze layers that "
+        "need no uncertainty (requires_grad_(False))."
+    )

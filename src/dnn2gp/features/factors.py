@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features.blocks import Block, Outer, Rows
+from dnn2gp.features.blocks.base import Parts, Piece
 from dnn2gp.memory import chunks
 
 # Rows (examples, for the trace) of the smallest blocks of a symmetric product: smaller ones cost more than they save.
@@ -115,6 +116,7 @@ class Factors:
         for left, right in self._together(other):
             for rows, columns in tiles:
                 left.take(rows).add_full(right.take(columns), total[rows, :, columns])
+            del left, right  # so that the next ones are not made beside these
         for rows, columns in tiles:
             if other is self and rows != columns:
                 total[columns, :, rows] = total[rows, :, columns].permute(2, 3, 0, 1)
@@ -127,6 +129,7 @@ class Factors:
         for left, right in self._together(other):
             for rows, columns in tiles:
                 left.take(rows).add_trace(right.take(columns), total[rows, columns])
+            del left, right
         for rows, columns in tiles:
             if other is self and rows != columns:
                 total[columns, rows] = total[rows, columns].T
@@ -137,6 +140,7 @@ class Factors:
         total = self._zeros(self.num_examples, other.num_examples, self.num_rows)
         for left, right in self._together(other):
             left.add_diagonal(right, total)
+            del left, right
         return total
 
     def squares(self) -> Float[Tensor, " P"]:
@@ -184,13 +188,15 @@ class Factors:
                 result[:, part] = piece.mT
         return result
 
-    def _together(self, other: Factors) -> Iterator[tuple[Block, Block]]:
-        """Pieces of the same weights; where the two are divided otherwise (inputs of two lengths, say), all rows."""
-        if [block.parts for block in self.blocks] == [block.parts for block in other.blocks]:
-            for left, right in zip(self.blocks, other.blocks, strict=True):
-                yield from left.together(right)
-        else:
-            yield Factors.of_rows(self.rows()).blocks[0], Factors.of_rows(other.rows()).blocks[0]
+    def _together(self, other: Factors) -> Iterator[tuple[Piece, Piece]]:
+        """Pieces of the same weights; rows of those that the two divide otherwise (inputs of two lengths, say)."""
+        for block in self.blocks:
+            for mate in other.blocks:
+                if mate.parts == block.parts:
+                    yield from block.together(mate)
+        ranges = _joined_ranges(differing([b.parts for b in self.blocks], [b.parts for b in other.blocks]))
+        if ranges:
+            yield Rows(self.columns(ranges), ()), Rows(other.columns(ranges), ())
 
     def _tiles(self, other: Factors, size: int, unit: int) -> list[tuple[slice, slice]]:
         """The tiles of a product: one triangle of a symmetric one, else (and where it is differentiated) the whole."""
@@ -214,6 +220,23 @@ class Factors:
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+
+def differing(left: Sequence[Parts], right: Sequence[Parts]) -> list[slice]:
+    """The ranges of weights that are in blocks of one side alone."""
+    alone = [parts for parts in left if parts not in right] + [parts for parts in right if parts not in left]
+    return [part for parts in alone for part in parts]
+
+
+def _joined_ranges(ranges: Sequence[slice]) -> list[slice]:
+    """The same weights, each in one range."""
+    result: list[slice] = []
+    for part in sorted(ranges, key=lambda part: part.start):
+        if result and part.start <= result[-1].stop:
+            result[-1] = slice(result[-1].start, max(part.stop, result[-1].stop))
+        else:
+            result.append(part)
+    return result
 
 
 def _halvings(part: slice, size: int, unit: int) -> list[tuple[slice, slice]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+
+from dnn2gp.features.size import BlockSize
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Footprint:
     """Of the factors, in the form that is kept."""
     rows: int
     """Of its R rows of the Jacobian, R · P numbers."""
-    products: Callable[[int], int]
-    """Of what a product of n examples with others forms besides, as a function of n."""
     operations: float
     """Multiplications and additions to make the factors."""
+    blocks: tuple[BlockSize, ...] = ()
+    """Of its blocks, where products hold more than these."""

@@ -37,7 +37,7 @@ class JacobianFeatures(NetworkFeatures):
     def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
         """R · P numbers."""
         rows = self.anchor.element_size() * num_rows * self.num_weights
-        return Footprint(rows, rows, lambda count: 0, 6.0 * num_rows * self.num_weights)
+        return Footprint(rows, rows, 6.0 * num_rows * self.num_weights)
 
     def _single(self, weights: Tensor, example: Inputs) -> Tensor:
         return self.network(weights, map_inputs(lambda leaf: leaf.unsqueeze(0), example)).squeeze(0)

@@ -13,11 +13,12 @@ from torch.func import jvp
 
 from dnn2gp.errors import NetworkError
 from dnn2gp.features.base import FeatureMap
+from dnn2gp.features.checks import check_cotangents, check_vectors
 from dnn2gp.features.chunked import FEWER
 from dnn2gp.features.peak import peak_of
 from dnn2gp.features.pointer import storage_pointer
 from dnn2gp.features.work import Trial
-from dnn2gp.inputs import Inputs, differentiable, map_inputs, num_examples, take
+from dnn2gp.inputs import Inputs, check_inputs, differentiable, map_inputs, num_examples, take
 from dnn2gp.memory import bounded, check_budget, chunks, require, room
 from dnn2gp.network import Network
 
@@ -54,6 +55,14 @@ class NetworkFeatures(FeatureMap):
         if not self._probe_passes(take(inputs, slice(0, 1))).any() and must_move:
             self._check_dependence(inputs)
 
+    def __repr__(self) -> str:
+        """Of what network."""
+        return f"{type(self).__name__}({self.num_weights} weights, {self.num_outputs} outputs)"
+
+    def check(self, inputs: Inputs) -> Inputs:
+        """These inputs, as the network takes them."""
+        return self.network.check_inputs(check_inputs(inputs), keep_graph=True)
+
     @property
     def layers(self) -> list[tuple[slice, ...]]:
         """The ranges of weights that each module owns."""
@@ -77,6 +86,7 @@ class NetworkFeatures(FeatureMap):
         More columns than rows (S > 2K) are cheaper with the factors of the Jacobian, chunk by chunk; and results that
         are to be differentiated need them, as forward mode leaves out terms for some layers (LayerNorm).
         """
+        check_vectors(vectors, self.num_weights)
         vectors = vectors.to(self.anchor.dtype)
         if not self.forward_mode or differentiable(inputs) or vectors.shape[1] > 2 * self.num_outputs:
             return super().jvp(inputs, vectors)
@@ -92,6 +102,7 @@ class NetworkFeatures(FeatureMap):
     @torch.inference_mode(False)
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N K S"]) -> Float[Tensor, "P S"]:
         """Jᵀ u for each column u, in reverse mode: one backward pass, no Jacobian (but see `jvp`)."""
+        check_cotangents(cotangents, num_examples(inputs), self.num_outputs)
         if cotangents.shape[-1] > 2 * self.num_outputs or differentiable(inputs):
             return super().vjp(inputs, cotangents.to(self.anchor.dtype))
         total = self.anchor.new_zeros(self.num_weights, cotangents.shape[-1])

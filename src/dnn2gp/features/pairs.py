@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.peak import Peak
+from dnn2gp.features.size import BlockSize, products
 from dnn2gp.memory import chunks, require, room
 from dnn2gp.progress import track
 
@@ -24,8 +25,10 @@ class Side:
     """Bytes of an example's factors."""
     need: Peak
     """Bytes of examples while their factors are made."""
-    products: Callable[[int], int]
-    """Bytes that so many examples need besides while a product is computed."""
+    blocks: tuple[BlockSize, ...]
+    """The sizes of its blocks, and"""
+    itemsize: int
+    """bytes of a number."""
     make: Maker
     most: int = 128
     """Examples that are made at once at the most,"""
@@ -42,6 +45,13 @@ class PairPlan:
     held: int
     right_held: bool
     bytes: int
+
+    def made(self, rows: int, columns: int | None) -> int:
+        """How many examples' factors are made in all, for rows × columns (None: a triangle of rows × rows)."""
+        starts = range(0, rows, self.held)
+        if columns is None:
+            return rows + sum(rows - min(rows, start + self.held) for start in starts)
+        return rows + columns * (1 if self.right_held else len(starts))
 
 
 # Rows of a block of a kernel matrix: large enough for a fast product, small enough that it stays in a cache.
@@ -70,9 +80,11 @@ def plan_pairs(
     block = max(1, min(left.most, other.most, _BLOCK_ROWS // rows if whole else left.most))
     block = max(1, min(block, max(left.num_examples, other.num_examples)))
     while True:
-        # What a block's products need (three copies), or making a block; and one block of factors on each side.
-        products = 3 * entry * block**2 + left.products(block) + other.products(block)
-        fixed = max(products, left.need(max(block, left.fewest)), other.need(max(block, other.fewest)))
+        # What a block's products need (it, a layer's product, and what that is multiplied with), or making a block; and
+        # one block of factors on each side.
+        besides = products(left.blocks, other.blocks, block, left.rows, other.rows) * left.itemsize
+        multiplied = 3 * entry * block**2 + besides
+        fixed = max(multiplied, left.need(max(block, left.fewest)), other.need(max(block, other.fewest)))
         least = fixed + block * (left.kept + other.kept)
         if least <= space or block == 1:
             break

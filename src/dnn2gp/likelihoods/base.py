@@ -34,6 +34,10 @@ class Likelihood(ABC):
     def check_targets(self, targets: object, num_examples: int, num_outputs: int, dtype: torch.dtype) -> Tensor:
         """The targets in this likelihood's canonical form, or an `InputError` that says what to change."""
 
+    def check_outputs(self, shape: tuple[int, ...]) -> None:
+        """Refuse a network whose outputs for one example, of this shape, mean nothing here; any shape will do."""
+        return None
+
     @abstractmethod
     def loss(self, f: Float[Tensor, "N K"], y: Shaped[Tensor, "N ..."]) -> Float[Tensor, " N"]:
         """ℓ(y_n, f_n), without the normaliser."""

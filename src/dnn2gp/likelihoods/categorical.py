@@ -27,6 +27,15 @@ class CategoricalLikelihood(ClassificationLikelihood):
 
     name: ClassVar[str] = "categorical"
 
+    def check_outputs(self, shape: tuple[int, ...]) -> None:
+        """One logit per class, and nothing else."""
+        if len(shape) > 1:
+            raise InputError(
+                f"a categorical likelihood needs network outputs of shape (N, K), one logit per class; got "
+                f"{('N', *shape)}. Sequences and images of labels are not supported: reduce the outputs to one "
+                "distribution per example."
+            )
+
     def check_targets(
         self, targets: object, num_examples: int, num_outputs: int, dtype: torch.dtype
     ) -> Int[Tensor, " N"]:

@@ -31,8 +31,24 @@ def uncertainty(
     grid = figure.add_gridspec(2, 2, width_ratios=[1, 1.35])
     _scatter(figure.add_subfigure(grid[:, 0]).add_subplot(), epistemic, aleatoric, predictions == labels)
     least, most = figure.add_subfigure(grid[0, 1]), figure.add_subfigure(grid[1, 1])
-    _gallery(least, "Least certain", order[::-1][:shown], images, labels, predictions, probabilities)
-    _gallery(most, "Most certain", order[:shown], images, labels, predictions, probabilities)
+    _gallery(
+        least,
+        "Least certain: the largest sum of both variances (p: probability of the prediction)",
+        order[::-1][:shown],
+        images,
+        labels,
+        predictions,
+        probabilities,
+    )
+    _gallery(
+        most,
+        "Most certain: the smallest sum of both variances",
+        order[:shown],
+        images,
+        labels,
+        predictions,
+        probabilities,
+    )
     return figure
 
 

@@ -34,7 +34,7 @@ def kernel_matrix(kernel: np.ndarray, labels: np.ndarray) -> Figure:
     style.class_lines(axes, groups, "#888888", both=True)
     beyond = (bool((values < -limit).any()), bool((values > limit).any()))
     extend = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
-    style.colour_bar(axes, image, "tr κ(x, x′), the kernel summed over the outputs", extend)
+    style.colour_bar(axes, image, "tr κ(x, x′), the kernel summed over the outputs (▲: beyond the scale)", extend)
     title = "Kernel: which examples are alike to the network"
     style.describe(axes, title, "the same examples", "examples, grouped by class", bars=("left", "top"))
     _no_ticks(axes)
@@ -53,7 +53,11 @@ def posterior_mean(mean: np.ndarray, labels: np.ndarray) -> Figure:
     style.class_lines(axes, groups, "#888888", both=False)
     style.colour_bar(axes, image, "E[f(x) | data]")
     style.describe(
-        axes, "Posterior mean of each output", "output (class)", "examples, grouped by true class", bars=("left",)
+        axes,
+        "Posterior mean of the GP, before the link",
+        "output (class)",
+        "examples, grouped by true class",
+        bars=("left",),
     )
     return figure
 
@@ -78,7 +82,9 @@ def uncertainty_maps(epistemic: np.ndarray, aleatoric: np.ndarray, labels: np.nd
         rows = "examples, grouped by true class" if axes is panels[0] else ""
         style.describe(axes, title, "output (class)", rows, bars=("left",))
     scale = ScalarMappable(norm, style.SEQUENTIAL)
-    style.colour_bar(panels[1], scale, "variance of y, the label as 0 or 1 for each class")
+    style.colour_bar(
+        panels[1], scale, "variance of y, the label as 0 or 1 for each class (to first order: it may exceed ¼)"
+    )
     return figure
 
 

@@ -112,7 +112,7 @@ class Kronecker(Structure):
     ) -> Kronecker:
         """A ⊗ G + δ of each layer."""
         largest = max(part.stop - part.start for part in features.parts)
-        if len(features.parts) == 1 and len(features.layers) > 1:
+        if features.parts == [slice(0, features.num_weights)] and len(features.layers) > 1:
             raise InputError(
                 "structure=Kronecker needs the factors of each layer: use features=LayerwiseFeatures (the default)."
             )

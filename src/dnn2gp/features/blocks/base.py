@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+Parts = tuple[slice, ...]
+
 
 class Block(ABC):
     """J of n examples (R rows each) with respect to the weights of `parts`, held in whatever form makes it small.
@@ -70,22 +72,10 @@ class Block(ABC):
     def rows(self) -> Float[Tensor, "n R p"]:
         """J itself, in memory."""
 
-    def together(self, other: Block) -> Iterator[tuple[Block, Block]]:
+    @abstractmethod
+    def together(self, other: Block) -> Iterator[tuple[Piece, Piece]]:
         """Pieces of both whose products add up to those of the two, each good until the next one comes; where `other`
         is this, a piece comes with itself."""
-        yield self, other
-
-    @abstractmethod
-    def add_full(self, other: Block, total: Float[Tensor, "n R m Q"]) -> None:
-        """total += J J'ᵀ for all pairs of rows."""
-
-    @abstractmethod
-    def add_trace(self, other: Block, total: Float[Tensor, "n m"]) -> None:
-        """total += Σ_r J_r J'_rᵀ for all pairs of examples."""
-
-    @abstractmethod
-    def add_diagonal(self, other: Block, total: Float[Tensor, "n m R"]) -> None:
-        """total += J_r J'_rᵀ for all pairs of examples and each row r."""
 
     @abstractmethod
     def squares(self) -> Float[Tensor, " p"]:
@@ -106,3 +96,23 @@ class Block(ABC):
     @abstractmethod
     def pull_each(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "n p S"]:
         """Jᵀ u of each example apart."""
+
+
+class Piece(Block):
+    """A block that can be multiplied as it is with one that came together with it."""
+
+    @abstractmethod
+    def take(self, examples: slice) -> Piece:
+        """The piece of some of the examples."""
+
+    @abstractmethod
+    def add_full(self, other: Piece, total: Float[Tensor, "n R m Q"]) -> None:
+        """total += J J'ᵀ for all pairs of rows."""
+
+    @abstractmethod
+    def add_trace(self, other: Piece, total: Float[Tensor, "n m"]) -> None:
+        """total += Σ_r J_r J'_rᵀ for all pairs of examples."""
+
+    @abstractmethod
+    def add_diagonal(self, other: Piece, total: Float[Tensor, "n m R"]) -> None:
+        """total += J_r J'_rᵀ for all pairs of examples and each row r."""

@@ -85,21 +85,7 @@ class Lookup(Block):
         for entries in common.split(TIMES * positions) if len(common) else ():
             left = self._over(entries)
             yield left, left if other is self else other._over(entries)
-
-    def add_full(self, other: Block, total: Float[Tensor, "n R m Q"]) -> None:
-        """From the entries of the table that both look up."""
-        for left, right in self.together(other):
-            left.add_full(right, total)
-
-    def add_trace(self, other: Block, total: Float[Tensor, "n m"]) -> None:
-        """From the entries of the table that both look up."""
-        for left, right in self.together(other):
-            left.add_trace(right, total)
-
-    def add_diagonal(self, other: Block, total: Float[Tensor, "n m R"]) -> None:
-        """From the entries of the table that both look up."""
-        for left, right in self.together(other):
-            left.add_diagonal(right, total)
+            del left
 
     def squares(self) -> Float[Tensor, " p"]:
         """Σ J² of each entry of the table that is looked up."""

@@ -17,13 +17,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features.blocks.arrangement import Arrangement
-from dnn2gp.features.blocks.base import Block
+from dnn2gp.features.blocks.base import Block, Piece
 from dnn2gp.features.blocks.rows import CACHED, Rows, add_squares
 from dnn2gp.memory import chunks
 
 
 @final
-class Outer(Block):
+class Outer(Piece):
     """A (n × i × L) and G (n × R × o × L), J_r = Σ_l g_rl ⊗ a_l.
 
     parts       the weight matrix, and the bias if there is one; then the last of the i rows of A is its row of ones
@@ -77,7 +77,7 @@ class Outer(Block):
 
     def joined(self, others: Sequence[Block]) -> Block:
         """All examples; positions must agree, otherwise the rows are joined."""
-        same = [other for other in others if isinstance(other, Outer) and other.num_positions == self.num_positions]
+        same = [other for other in others if isinstance(other, Outer) and self._alike(other)]
         if len(same) < len(others):
             return self._explicit().joined(others)
         return self.with_factors(torch.cat([self.A, *(o.A for o in same)]), torch.cat([self.G, *(o.G for o in same)]))
@@ -98,10 +98,10 @@ class Outer(Block):
         """J_r = G_r Aᵀ, for all r of an example in one product."""
         return self._explicit().rows()
 
-    def together(self, other: Block) -> Iterator[tuple[Block, Block]]:
+    def together(self, other: Block) -> Iterator[tuple[Piece, Piece]]:
         """Where rows are cheaper: those of a few output channels at a time, in buffers that stay in a cache."""
-        if not isinstance(other, Outer):
-            yield self._explicit(), other
+        if not isinstance(other, Outer) or other.arrangement != self.arrangement:
+            yield from self._explicit().together(other)
         elif not self._rows_are_cheaper(other):
             yield self, other
         elif any(tensor.requires_grad for tensor in (*self.tensors(), *other.tensors())):
@@ -110,16 +110,13 @@ class Outer(Block):
         else:
             size = min(channels_at_a_time(block.num_examples, *block._sizes) for block in (self, other))
             rows = self._channels(size)
-            others = rows if other is self else other._channels(size)
+            others = None if other is self else other._channels(size)
             for left in rows:
-                yield left, left if other is self else next(others)
+                yield left, left if others is None else next(others)
 
-    def add_full(self, other: Block, total: Float[Tensor, "n R m Q"]) -> None:
-        """(A A'ᵀ) ∘ (G G'ᵀ) for one position; else the cheaper of the rows and the sum over pairs of positions."""
-        if not isinstance(other, Outer) or self._rows_are_cheaper(other):
-            for left, right in self.together(other):
-                left.add_full(right, total)
-            return
+    def add_full(self, other: Piece, total: Float[Tensor, "n R m Q"]) -> None:
+        """(A A'ᵀ) ∘ (G G'ᵀ), summed over pairs of positions."""
+        assert isinstance(other, Outer)
         flat = total.view(self.num_examples, self.num_rows, other.num_examples * other.num_rows)
         for left_a, left_g in self._positions():
             for right_a, right_g in other._positions():
@@ -127,23 +124,17 @@ class Outer(Block):
                 outer = left_g.flatten(0, 1) @ right_g.flatten(0, 1).T
                 flat.addcmul_(outer.view_as(flat), inner.unsqueeze(1), value=self.scale * other.scale)
 
-    def add_trace(self, other: Block, total: Float[Tensor, "n m"]) -> None:
-        """(A A'ᵀ) ∘ (Σ_r G_r G'_rᵀ) for one position; else as in `add_full`."""
-        if not isinstance(other, Outer) or self._rows_are_cheaper(other):
-            for left, right in self.together(other):
-                left.add_trace(right, total)
-            return
+    def add_trace(self, other: Piece, total: Float[Tensor, "n m"]) -> None:
+        """(A A'ᵀ) ∘ (Σ_r G_r G'_rᵀ), summed over pairs of positions."""
+        assert isinstance(other, Outer)
         for left_a, left_g in self._positions():
             for right_a, right_g in other._positions():
                 outer = left_g.flatten(1) @ right_g.flatten(1).T
                 total.addcmul_(left_a @ right_a.T, outer, value=self.scale * other.scale)
 
-    def add_diagonal(self, other: Block, total: Float[Tensor, "n m R"]) -> None:
-        """(A A'ᵀ) ∘ (G_r G'_rᵀ) for one position; else as in `add_full`."""
-        if not isinstance(other, Outer) or self._rows_are_cheaper(other):
-            for left, right in self.together(other):
-                left.add_diagonal(right, total)
-            return
+    def add_diagonal(self, other: Piece, total: Float[Tensor, "n m R"]) -> None:
+        """(A A'ᵀ) ∘ (G_r G'_rᵀ), summed over pairs of positions."""
+        assert isinstance(other, Outer)
         for left_a, left_g in self._positions():
             for right_a, right_g in other._positions():
                 outer = (left_g.transpose(0, 1) @ right_g.permute(1, 2, 0)).permute(1, 2, 0)
@@ -224,7 +215,8 @@ class Outer(Block):
             few = self.G[:, :, part].flatten(1, 2)
             rows = memory[: len(few) * few.shape[1] * i].view(len(few), -1, i)
             torch.bmm(few, self.A.mT, out=rows)
-            yield Rows(rows.view(len(few), R, -1), (), self.scale)
+            del few
+            yield Rows(rows.view(len(rows), R, -1), (), self.scale)
 
     @property
     def _sizes(self) -> tuple[int, int, int, int]:
@@ -239,6 +231,10 @@ class Outer(Block):
         """(a_l, g_l) of each position."""
         return [(self.A[..., l].contiguous(), self.G[..., l].contiguous()) for l in range(self.num_positions)]
 
+    def _alike(self, other: Outer) -> bool:
+        alike = other.num_positions == self.num_positions and other.arrangement == self.arrangement
+        return alike and other.scale == self.scale
+
     def _rows_are_cheaper(self, other: Outer) -> bool:
         """o·i operations a pair of rows against L·L' (o + i / (R R')), and a little for each pair of positions."""
         if self.num_positions == other.num_positions == 1:
@@ -248,13 +244,19 @@ class Outer(Block):
         return o * i <= pairs * (o + i / (self.num_rows * other.num_rows) + 4)
 
 
-# Numbers that the rows of a few output channels may have, with the gradients that they are made of.
+# Numbers that the rows of a few output channels may have, with the gradients that they are made of. Small caches hold
+# less, but matrix products get slow where their inner side is short.
 _BUFFER = 1 << 21
 
 
 def channels_at_a_time(n: int, R: int, o: int, i: int, L: int) -> int:
-    """So many output channels that the rows of n examples stay in a cache."""
+    """The output channels whose rows are formed at once, for n examples."""
     return min(o, max(1, _BUFFER // (n * R * (i + L))))
+
+
+def most_numbers(n: int, R: int, o: int, i: int, L: int) -> int:
+    """What they and their gradients hold at most, for n examples or fewer."""
+    return max(n * R * (i + L), min(_BUFFER, n * R * o * (i + L)))
 
 
 def _products(A: Float[Tensor, "n i L"], G: Float[Tensor, "n R o L"]) -> Float[Tensor, "n R o i"]:

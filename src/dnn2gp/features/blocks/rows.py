@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import final
 
 import torch
@@ -10,11 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features.blocks.arrangement import Arrangement
-from dnn2gp.features.blocks.base import Block
+from dnn2gp.features.blocks.base import Block, Piece
 
 
 @final
-class Rows(Block):
+class Rows(Piece):
     """J ∈ R^{n×R×p} itself, with its columns in the order of the parts or of a matrix, row by row."""
 
     def __init__(
@@ -77,18 +77,22 @@ class Rows(Block):
             return values
         return self.arrangement.vectors(values.unflatten(-1, (self.arrangement.o, self.arrangement.i)))
 
-    def add_full(self, other: Block, total: Float[Tensor, "n R m Q"]) -> None:
+    def together(self, other: Block) -> Iterator[tuple[Rows, Rows]]:
+        """The rows of both."""
+        yield self, other if isinstance(other, Rows) else Rows(other.rows(), other.parts)
+
+    def add_full(self, other: Piece, total: Float[Tensor, "n R m Q"]) -> None:
         """J J'ᵀ: one matrix product."""
         left, right, scale = self._matched(other)
         flat = total.view(self.num_examples * self.num_rows, -1)
         flat.addmm_(left.flatten(0, 1), right.flatten(0, 1).T, alpha=scale)
 
-    def add_trace(self, other: Block, total: Float[Tensor, "n m"]) -> None:
+    def add_trace(self, other: Piece, total: Float[Tensor, "n m"]) -> None:
         """The rows of an example as one long vector: one matrix product."""
         left, right, scale = self._matched(other)
         total.addmm_(left.flatten(1), right.flatten(1).T, alpha=scale)
 
-    def add_diagonal(self, other: Block, total: Float[Tensor, "n m R"]) -> None:
+    def add_diagonal(self, other: Piece, total: Float[Tensor, "n m R"]) -> None:
         """One matrix product a row."""
         left, right, scale = self._matched(other)
         total.add_((left.transpose(0, 1) @ right.permute(1, 2, 0)).permute(1, 2, 0), alpha=scale)

@@ -126,17 +126,16 @@ def gradients(
 ) -> list[Float[Tensor, "R ..."] | None]:
     """∂(uᵣᵀ f)/∂z for the output z of every use and R cotangents u; None for outputs that f does not depend on.
 
-    One batched backward pass for all cotangents, or one pass each: the latter where a layer has no batching rule, and
-    where activations are large, since each gradient can then go where it is wanted, beside those of the other
-    cotangents for the same example. What a use condenses (`Use.condensed`) is condensed here.
+    One batched backward pass for all cotangents, or one pass each: the latter where a layer has no batching rule, where
+    the result is differentiated again, and where activations are large, since each gradient can then go where it is
+    wanted, beside those of the other cotangents for the same example. What a use condenses (`Use.condensed`) is
+    condensed here.
     """
     edges = [edge for _, edge in uses]
     if batched:
-        found = torch.autograd.grad(
-            outputs, edges, cotangents, is_grads_batched=True, allow_unused=True, create_graph=create_graph
-        )
+        found = torch.autograd.grad(outputs, edges, cotangents, is_grads_batched=True, allow_unused=True)
         pairs = zip(uses, found, strict=True)
-        with torch.set_grad_enabled(create_graph):
+        with torch.no_grad():
             return [None if gradient is None else use.condensed(gradient) for (use, _), gradient in pairs]
     stacks = [_Stack(len(cotangents), use.cotangent_axis, create_graph) for use, _ in uses]
     for position, cotangent in enumerate(cotangents):

@@ -6,7 +6,6 @@ every product of `FeatureMap` is a sum over the layers. Weights that no rule kno
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.errors import FallbackWarning, NetworkError
+from dnn2gp.errors import FallbackWarning, NetworkError, warn_user
 from dnn2gp.features.blocks import Block, Rows
 from dnn2gp.features.cotangents import Cotangents, identity, resolved
 from dnn2gp.features.factors import Factors
@@ -23,9 +22,9 @@ from dnn2gp.features.functional import JacobianFeatures
 from dnn2gp.features.jacobian import NetworkFeatures, attempt
 from dnn2gp.features.layerwise.capture import Recorder, gradients
 from dnn2gp.features.layerwise.merging import merged
-from dnn2gp.features.layerwise.size import BlockSize
 from dnn2gp.features.layerwise.uses import Uses, find_uses
 from dnn2gp.features.layerwise.weights import FlatWeights
+from dnn2gp.features.size import BlockSize
 from dnn2gp.features.work import Trial
 from dnn2gp.inputs import Inputs, differentiable, leaves, map_inputs, num_examples, take
 from dnn2gp.network import Network
@@ -88,16 +87,12 @@ class LayerwiseFeatures(NetworkFeatures):
         """The kept factors of each block: A once and G for each row, or R · p for rows."""
         size, blocks = self.anchor.element_size(), self._uses(inputs).sizes
         kept = size * sum(block.kept(num_rows) for block in blocks)
-
-        def products(count: int) -> int:
-            return size * max((block.products(count, num_rows) for block in blocks), default=0)
-
         operations = sum(block.operations(num_rows) for block in blocks) + 6.0 * num_rows * self._saved
         rows = size * num_rows * self.num_weights
         if self.rest is None:
-            return Footprint(kept, rows, products, operations)
+            return Footprint(kept, rows, operations, blocks)
         rest = self.rest.footprint(inputs, num_rows)
-        return Footprint(kept + rest.factors, rows, products, operations + rest.operations)
+        return Footprint(kept + rest.factors, rows, operations + rest.operations, blocks)
 
     def _trial(self, inputs: Inputs, num_rows: int, apart: bool) -> Trial:
         """With what the check of a chunk needs."""
@@ -155,7 +150,7 @@ class LayerwiseFeatures(NetworkFeatures):
             columns = resolved(identity if cotangents is None else cotangents, outputs).permute(2, 0, 1)
             checked = learned and (recorder.rearranges or self._due(count))
             check = self._sum_of_rows(outputs, flat, columns) if checked else None
-        batched = self._batched and (graph or uses.numbers < _WORTH_A_PASS)
+        batched = self._batched and not graph and uses.numbers < _WORTH_A_PASS
         found = gradients(outputs, chosen, columns, batched=batched, create_graph=graph)
         del outputs, flat
         blocks = []
@@ -231,7 +226,7 @@ class LayerwiseFeatures(NetworkFeatures):
         uses, unknown = find_uses(two, *self._record(three)[:2], self._names)
         unknown = uses.sharing(unknown | self._left, self._names)
         uses, wrong = self._verified(three, uses.without(unknown, self._names))
-        self._leave(unknown | uses.sharing(wrong, self._names), inputs)
+        self._leave(unknown, uses.sharing(wrong, self._names), inputs)
         uses = uses.without(self._left, self._names)
         self._check_all(three, uses)
         blocks = merged(self._blocks(three, self._probe(3), uses, apart=True, learned=False)[0])
@@ -310,11 +305,11 @@ class LayerwiseFeatures(NetworkFeatures):
         values = torch.randn(count, self.num_outputs, 1, generator=generator, dtype=torch.float64)
         return values.to(self._flat)
 
-    def _leave(self, unknown: set[str], inputs: Inputs) -> None:
-        """Leave these weights to the general engine, and say so."""
-        if unknown <= self._left:
+    def _leave(self, unknown: set[str], wrong: set[str], inputs: Inputs) -> None:
+        """Leave weights without a rule, and those for which the rule was wrong, to the general engine, and say so."""
+        if unknown | wrong <= self._left:
             return
-        self._left |= unknown
+        self._left |= unknown | wrong
         self._needs.clear()
         self._tried = {}
         self._learned = {form: uses.without(self._left, self._names) for form, uses in self._learned.items()}
@@ -327,11 +322,15 @@ class LayerwiseFeatures(NetworkFeatures):
             return
         self._rest_parts = tuple(self._names[name] for name in names)
         share = network.num_weights / self.num_weights
-        warnings.warn(
-            f"No layer rule fits the weights {_listed(names)}, {share:.0%} of all: the general engine (torch.func) "
-            "takes these, right but slower. CONTRIBUTING.md shows how to write a rule for a layer of your own.",
+        rejected = [name for name in names if name in wrong]
+        disagrees = (
+            f" (for {_listed(rejected)} there is one, but it disagrees with a backward pass)" if rejected else ""
+        )
+        warn_user(
+            f"No layer rule fits the weights {_listed(names)}{disagrees}, {share:.0%} of all: the general engine "
+            "(torch.func) takes these, right but slower. CONTRIBUTING.md in the source of dnn2gp shows how to write a "
+            "rule for a layer of your own.",
             FallbackWarning,
-            stacklevel=2,
         )
 
 

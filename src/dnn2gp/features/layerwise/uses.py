@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge
 from dnn2gp.features.layerwise.batching import BatchAxis, find_batch_axis
 from dnn2gp.features.layerwise.capture import Recorder
 from dnn2gp.features.layerwise.rules import Use
-from dnn2gp.features.layerwise.size import BlockSize
+from dnn2gp.features.size import BlockSize
 
 
 @dataclass(frozen=True)

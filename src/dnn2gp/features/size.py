@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dnn2gp.features.blocks import Block, Lookup, Outer
 from dnn2gp.features.blocks.lookup import TIMES
-from dnn2gp.features.blocks.outer import channels_at_a_time
+from dnn2gp.features.blocks.outer import most_numbers
+from dnn2gp.features.factors import differing
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,23 @@ class BlockSize:
         """Numbers in the form that is kept (see `Outer.compact`)."""
         return rows * self.p if self._explicit(rows) else self.a + rows * self.g
 
-    def products(self, count: int, rows: int) -> int:
-        """Numbers that a product of so many examples with others forms besides (see `together` of the blocks)."""
-        if self.table:
-            return count * (TIMES + 1) * rows * self.g
-        if self.shape is None or self._explicit(rows) or self.positions == 1:
+    def products(self, other: BlockSize, count: int, rows: int, columns: int) -> int:
+        """Numbers that a product of so many examples with as many of the other form holds besides (see `together`)."""
+        if self.table and other.table:
+            return count * (TIMES + 1) * (rows * self.g + columns * other.g)
+        if self.shape is None or self.shape != other.shape or self._explicit(rows) != other._explicit(columns):
+            both = self.shape is None and other.shape is None
+            return 0 if both else 2 * count * (rows * self.p + columns * other.p)  # rows of both, arranged alike
+        if self._explicit(rows):
             return 0
         o, i = self.shape
-        if o * i <= self.positions**2 * (o + i / rows**2 + 4):
-            return count * rows * (i + self.positions) * channels_at_a_time(count, rows, o, i, self.positions)
-        return count * (self.a + rows * self.g)
+        pairs = self.positions * other.positions
+        if pairs == 1:
+            return 0
+        if o * i <= pairs * (o + i / (rows * columns) + 4):
+            own = most_numbers(count, rows, o, i, self.positions)
+            return own + most_numbers(count, columns, o, i, other.positions)
+        return count * (self.a + rows * self.g + other.a + columns * other.g)
 
     def operations(self, rows: int) -> float:
         """To bring the factors into the form that is kept."""
@@ -71,3 +80,12 @@ class BlockSize:
             return False
         o, i = self.shape
         return self.positions > 1 and rows * o * i <= 2 * (self.a + rows * self.g)
+
+
+def products(left: Sequence[BlockSize], right: Sequence[BlockSize], count: int, rows: int, columns: int) -> int:
+    """Numbers that the products of all blocks hold besides, one pair of blocks after the other."""
+    both = [(own, other) for own in left for other in right if own.parts == other.parts]
+    most = max((own.products(other, count, rows, columns) for own, other in both), default=0)
+    ranges = differing([size.parts for size in left], [size.parts for size in right])
+    alone = sum(part.stop - part.start for part in ranges)
+    return max(most, 2 * count * (rows + columns) * alone)

@@ -1,0 +1,54 @@
+"""What the products of an engine are given, checked where a user may call them."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from dnn2gp.errors import InputError
+from dnn2gp.features.cotangents import Cotangents
+from dnn2gp.features.whitener import Whitener
+
+
+def check_vectors(vectors: object, num_weights: int) -> None:
+    """Vectors v of J v: P × S."""
+    if not isinstance(vectors, Tensor) or vectors.ndim != 2 or len(vectors) != num_weights:
+        raise InputError(
+            f"vectors: expected a tensor P × S with one vector of all {num_weights} weights in each column; got "
+            f"{_described(vectors)}. For one vector use vector.unsqueeze(-1)."
+        )
+
+
+def check_cotangents(cotangents: Cotangents | object, num_examples: int, num_outputs: int) -> None:
+    """Cotangents u of Jᵀu, or roots S of Λ: N × Q × S, or a function of the outputs that gives them."""
+    if callable(cotangents):
+        return
+    if (
+        not isinstance(cotangents, Tensor)
+        or cotangents.ndim != 3
+        or cotangents.shape[:2] != (num_examples, num_outputs)
+    ):
+        raise InputError(
+            f"cotangents: expected a tensor N × Q × S = ({num_examples}, {num_outputs}, S), or a function of the "
+            f"outputs; got {_described(cotangents)}. For one column use cotangents.unsqueeze(-1)."
+        )
+
+
+def check_precision(precision: object) -> None:
+    """A covariance of the weights, known by a precision."""
+    if not isinstance(precision, Whitener):
+        raise InputError(
+            "precision: expected the precision of the weights, such as Diagonal(torch.full((P,), δ)) or gp.prior's; "
+            f"got {_described(precision)}."
+        )
+
+
+def _described(value: Shaped[Tensor, "..."] | object) -> str:
+    if not isinstance(value, Tensor):
+        return f"{type(value).__name__}"
+    return (
+        f"shape {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+        if value.ndim
+        else f"{torch.Tensor.item(value)}"
+    )
