@@ -561,7 +561,7 @@ def test_inputs_of_wrong_shape() -> None:
 BAD_INPUTS = {
     "width": (
         lambda x: x[:, :2],
-        r"forward fails on float64 of shape \(1, 2\).*like those of the training \(float64 of shape \(1, 3\)\)",
+        r"forward fails on float64 of shape \(1, 2\).*Expected are inputs like float64 of shape \(1, 3\)",
     ),
     "rank": (
         lambda x: x[:, None],

@@ -124,8 +124,8 @@ class FunctionSpace(Inference):
 
     @classmethod
     def restored(cls, model: LinearModel, structure: str, state: dict[str, Tensor]) -> FunctionSpace:
-        """From the factor."""
-        return cls(model, state["factor"])
+        """From the factor, in the order of memory that a fresh one has: results are then the same to the last bit."""
+        return cls(model, state["factor"].mT.contiguous().mT)
 
     def _explained(self, sites: Float[Tensor, "M S"]) -> Float[Tensor, "P S"]:
         """Φᵀ A⁻¹ b."""

@@ -226,7 +226,7 @@ class LayerwiseFeatures(NetworkFeatures):
         uses, unknown = find_uses(two, *self._record(three)[:2], self._names)
         unknown = uses.sharing(unknown | self._left, self._names)
         uses, wrong = self._verified(three, uses.without(unknown, self._names))
-        self._leave(unknown, uses.sharing(wrong, self._names), inputs)
+        self._leave(unknown, uses.sharing(wrong, self._names) - unknown, inputs)
         uses = uses.without(self._left, self._names)
         self._check_all(three, uses)
         blocks = merged(self._blocks(three, self._probe(3), uses, apart=True, learned=False)[0])
