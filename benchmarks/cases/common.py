@@ -18,6 +18,8 @@ RELEASED = "released code's loop"
 # The released code's batch, and how many of its examples are measured.
 RELEASED_BATCH, RELEASED_PART = 128, 4
 _CHUNKS = (16, 128)
+# Rows of a full kernel from which on only one size of chunks is tried.
+_LONG = 4000
 _BATCHES = (64, 128, 256)
 
 
@@ -34,14 +36,16 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def vmap_variants(problem: Problem, compute: Callable[..., Tensor]) -> dict[str, Prepare]:
+def vmap_variants(
+    problem: Problem, compute: Callable[..., Tensor], chunks: tuple[int, ...] = _CHUNKS
+) -> dict[str, Prepare]:
     """The quantity by vmap-jacrev with chunks of several sizes."""
 
     def prepare(chunk: int) -> Run:
         module, inputs = problem.module, problem.inputs
         return lambda: compute(module, inputs, chunk=chunk)
 
-    return {f"chunks of {chunk}": partial(prepare, chunk) for chunk in _CHUNKS}
+    return {f"chunks of {chunk}": partial(prepare, chunk) for chunk in chunks}
 
 
 def kernel_case(name: str, title: str, problem: Problem, kind: str, *others: Implementation, **place: object) -> Case:
@@ -50,9 +54,10 @@ def kernel_case(name: str, title: str, problem: Problem, kind: str, *others: Imp
         "full": (ours.full_kernel, vmap_jacrev.full_kernel),
         "trace": (ours.trace_kernel, vmap_jacrev.trace_kernel),
     }[kind]
+    long = kind == "full" and problem.num_examples * problem.num_outputs > _LONG  # nearly all of it is the product
     implementations = (
         ours.implementation(problem, partial(mine, problem)),
-        Implementation(VMAP, vmap_variants(problem, theirs)),
+        Implementation(VMAP, vmap_variants(problem, theirs, _CHUNKS[:1] if long else _CHUNKS)),
         *others,
     )
     return Case(name, title, problem.tolerance, implementations, **place)  # type: ignore[arg-type]
