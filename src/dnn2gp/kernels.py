@@ -36,6 +36,10 @@ class Kernel:
         engine = features(function, function.check_inputs(inputs), memory_budget=memory_budget)
         return Kernel(engine, Diagonal(torch.ones_like(function.weights)))
 
+    def __repr__(self) -> str:
+        """Of which features, with which precision."""
+        return f"Kernel({self.features!r}, {type(self.precision).__name__} precision)"
+
     def full(
         self, inputs: Inputs, other: Inputs | None = None, *, out: str | Path | None = None
     ) -> Float[Tensor, "N K M K"]:

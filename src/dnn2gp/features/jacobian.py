@@ -185,10 +185,15 @@ class NetworkFeatures(FeatureMap):
             with torch.autograd.graph.saved_tensors_hooks(self._count_saved, lambda tensor: tensor):
                 attempt(lambda: self.vjp(example, cotangent))
         except RuntimeError as error:
+            if "inplace operation" in str(error):
+                raise NetworkError(
+                    f"The network changes a tensor in place after a layer has used it ({error}), so that the layer has "
+                    "no derivative. Look for x.mul_(…), x += … or inplace=True on tensors that are used before."
+                ) from error
             raise NetworkError(
                 "The network's outputs do not depend on its trainable weights in a differentiable way "
                 f"({error}). Look for (a) detach(), .data, no_grad or argmax in forward, (b) layers with no "
-                "derivative, (c) tensors that are changed in place after a layer has used them."
+                "derivative."
             ) from error
         pushed = attempt(lambda: self._push(example, vector))
         self.forward_mode = pushed is not None and close((pushed * cotangent[..., 0]).sum(), plain @ vector)
