@@ -43,13 +43,16 @@ def test_float32_network_has_the_float64_answers(case, space):
 
 
 def test_a_float32_kernel_would_miss_by_far(case):
-    """What is not done here, and why: the same float32 Jacobians, with their products in float32."""
+    """What is not done here, and why: the same float32 Jacobians, with products in float32. Half the noise, so that
+    the error does not hang on how a processor rounds."""
+    sigma = SIGMA / 2
     network, x, y, x_test, exact = case
-    features = convert(network, (x, y), GaussianLikelihood(SIGMA), DELTA).features
+    exact = convert(exact.features.network.module, (x.double(), y.double()), GaussianLikelihood(sigma), DELTA)
+    features = convert(network, (x, y), GaussianLikelihood(sigma), DELTA).features
     J, J_test = features.jacobian(x)[:, 0], features.jacobian(x_test)[:, 0]
     kernel, cross = (J @ J.T / DELTA).double(), (J_test @ J.T / DELTA).double()
-    A = torch.eye(60, dtype=torch.float64) + kernel / SIGMA**2
-    explained = (cross * torch.linalg.solve(A, cross.T / SIGMA**2).T).sum(1)
+    A = torch.eye(60, dtype=torch.float64) + kernel / sigma**2
+    explained = (cross * torch.linalg.solve(A, cross.T / sigma**2).T).sum(1)
     variances = ((J_test**2).sum(1) / DELTA).double() - explained
     expected = exact.predict(x_test.double()).epistemic[:, 0]
-    assert ((variances - expected) / expected).abs().median() > 0.01  # its rounding depends on the processor
+    assert ((variances - expected) / expected).abs().median() > 0.05
