@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-from jaxtyping import Shaped
 from torch import Tensor
 
 from dnn2gp.errors import InputError
@@ -39,16 +37,12 @@ def check_precision(precision: object) -> None:
     """A covariance of the weights, known by a precision."""
     if not isinstance(precision, Whitener):
         raise InputError(
-            "precision: expected the precision of the weights, such as Diagonal(torch.full((P,), δ)) or gp.prior's; "
+            "precision: expected the precision of the weights, such as Diagonal(torch.full((P,), δ)); "
             f"got {_described(precision)}."
         )
 
 
-def _described(value: Shaped[Tensor, "..."] | object) -> str:
+def _described(value: object) -> str:
     if not isinstance(value, Tensor):
-        return f"{type(value).__name__}"
-    return (
-        f"shape {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
-        if value.ndim
-        else f"{torch.Tensor.item(value)}"
-    )
+        return type(value).__name__
+    return f"shape {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
