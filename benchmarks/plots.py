@@ -17,9 +17,14 @@ _COLOURS = {
     "vmap-jacrev": "tab:orange",
     "BackPACK": "tab:green",
     "per-example loop": "tab:gray",
+    "released code's loop": "dimgray",
     "neural-tangents": "tab:red",
+    "curvlinops": "tab:brown",
+    "laplace-torch": "tab:purple",
+    "autograd": "tab:olive",
 }
 _AXES = {"N": "examples N", "K": "outputs K", "P": "weights P"}
+_FIXED = {"N": "LeNet-5, K = 10", "K": "LeNet-5, N = 100", "P": "MLP, K = 10, N = 100"}
 # Ratios to these mean nothing as a race: they are parts, or a unit of measure.
 _NO_RACE = ("peak", "mnist", "growth", "exact-gp")
 
@@ -32,25 +37,27 @@ def draw(results: Mapping, folder: Path) -> list[Path]:
         for work in ("full-kernel", "ggn-diagonal"):
             family = [record for record in records if record["case"].startswith(f"growth/{work}")]
             if family:
-                files.append(_growth(family, work, folder / f"growth-{work}-{threads}.png"))
+                words = "1 thread" if threads == 1 else f"{threads} threads"
+                files.append(_growth(family, work, words, folder / f"growth-{work}-{threads}.png"))
         races = [record for record in records if record["group"] not in _NO_RACE]
         if races:
             files.append(_ratios(races, folder / f"ratios-{threads}.png"))
     return files
 
 
-def _growth(family: Sequence[Mapping], work: str, file: Path) -> Path:
+def _growth(family: Sequence[Mapping], work: str, threads: str, file: Path) -> Path:
     axes_names = [axis for axis in _AXES if any(record["axis"] == axis for record in family)]
     figure, axes = plt.subplots(1, len(axes_names), figsize=(4.2 * len(axes_names), 3.6), squeeze=False)
     for axis, name in zip(axes[0], axes_names, strict=True):
         for implementation, (xs, ys) in _lines([record for record in family if record["axis"] == name]).items():
-            axis.loglog(xs, ys, "o-", label=implementation, color=_COLOURS.get(implementation))
+            axis.loglog(xs, ys, "o-", label=implementation, color=_colour(implementation))
         _plain(axis.xaxis)
         axis.set_xlabel(_AXES[name])
+        axis.set_title(_FIXED[name], fontsize=9)
         axis.grid(True, which="both", alpha=0.2)
     axes[0][0].set_ylabel("seconds (median)")
     axes[0][0].legend()
-    figure.suptitle(f"{work.replace('-', ' ').replace('ggn', 'GGN')}: time")
+    figure.suptitle(f"Time of the {work.replace('-', ' ').replace('ggn', 'GGN')}, {threads}")
     return _save(figure, file)
 
 
@@ -67,27 +74,51 @@ def _lines(records: Sequence[Mapping]) -> dict[str, tuple[list[float], list[floa
 
 
 def _ratios(records: Sequence[Mapping], file: Path) -> Path:
-    """A bar for each peer of each case: its time over ours."""
-    bars = []
+    """A bar for each peer of each case, its time over ours, below a line that names the case."""
+    lines: list[tuple[str, float | None, str]] = []
     for record in records:
         mine = record["implementations"][0]["median"]
-        for row in record["implementations"][1:]:
-            if mine and row["median"] and not row["name"].startswith("dnn2gp"):
-                scaled = "†" if row["scale"] != 1 else ""
-                bars.append((f"{record['title']}\n{row['name']}{scaled}", row["median"] / mine, row["name"]))
-    figure, axis = plt.subplots(figsize=(9, 0.6 + 0.48 * len(bars)))
-    positions = range(len(bars), 0, -1)
-    widths = [ratio - 1 for _, ratio, _ in bars]  # from 1: to the right where ours is faster
-    axis.barh(positions, widths, left=1, color=[_COLOURS.get(bar[2], "tab:purple") for bar in bars])
-    axis.set_yticks(positions, [bar[0] for bar in bars], fontsize=7)
-    for position, (_, ratio, _) in zip(positions, bars, strict=True):
-        axis.annotate(f" {ratio:.3g} ×", (ratio, position), va="center", fontsize=7)
+        rows = [row for row in record["implementations"][1:] if not row["name"].startswith("dnn2gp")]
+        found = [(_label(row), row["median"] / mine, row["name"]) for row in rows if mine and row["median"]]
+        lines += [(record["title"], None, ""), *found] if found else []
+    figure, axis = plt.subplots(figsize=(9, 0.8 + 0.21 * len(lines)))
+    for position, (label, ratio, name) in zip(range(len(lines), 0, -1), lines, strict=True):
+        if ratio is None:
+            axis.annotate(label, (0.0, position), xycoords=("axes fraction", "data"), xytext=(-170, -3),
+                          textcoords="offset points", fontsize=8, weight="bold", annotation_clip=False,
+                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+            continue
+        axis.barh(position, ratio - 1, left=1, color=_colour(name), height=0.75)  # to the right where ours is faster
+        axis.annotate(f" {_plain_number(ratio)} ×", (max(ratio, 1), position), va="center", fontsize=7)
+    axis.set_yticks(
+        [len(lines) - i for i, line in enumerate(lines) if line[1] is not None],
+        [line[0] for line in lines if line[1] is not None],
+        fontsize=7,
+    )
     axis.set_xscale("log")
-    _plain(axis.xaxis)
+    axis.xaxis.set_major_locator(LogLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_ylim(0.2, len(lines) + 0.8)
+    low, high = axis.get_xlim()
+    axis.set_xlim(low, high * 3)
     axis.axvline(1, color="black", linewidth=0.8)
-    axis.set_xlabel("time over that of dnn2gp († scaled from a part)")
-    axis.margins(x=0.12)
+    axis.grid(True, axis="x", alpha=0.25)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel("how many times as long as dnn2gp († scaled from a part)")
     return _save(figure, file)
+
+
+def _label(row: Mapping) -> str:
+    return row["name"] + ("†" if row["scale"] != 1 else "")
+
+
+def _plain_number(value: float) -> str:
+    return f"{float(f'{value:.3g}'):,g}"
+
+
+def _colour(implementation: str) -> str | None:
+    return next((colour for name, colour in _COLOURS.items() if implementation.startswith(name)), None)
 
 
 def _plain(axis: Axis) -> None:
