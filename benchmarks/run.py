@@ -145,6 +145,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="about so long for one implementation of a case")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
     parser.add_argument("--no-memory", action="store_true", help="measure times only")
-    parser.add_argument("--out", type=Path, default=_HERE / "results", help="where the results go")
+    parser.add_argument("--out", type=Path, help="where the results go: results, or results-quick, unless told")
     parser.add_argument("--engine", default="LayerwiseFeatures", help="class of dnn2gp.features that is measured")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.out = options.out or _HERE / ("results-quick" if options.quick else "results")
+    return options
