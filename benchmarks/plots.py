@@ -24,7 +24,6 @@ _COLOURS = {
     "autograd": "tab:olive",
 }
 _AXES = {"N": "examples N", "K": "outputs K", "P": "weights P"}
-_FIXED = {"N": "LeNet-5, K = 10", "K": "LeNet-5, N = 100", "P": "MLP, K = 10, N = 100"}
 # Ratios to these mean nothing as a race: they are parts, or a unit of measure.
 _NO_RACE = ("peak", "mnist", "growth", "exact-gp")
 
@@ -49,16 +48,22 @@ def _growth(family: Sequence[Mapping], work: str, threads: str, file: Path) -> P
     axes_names = [axis for axis in _AXES if any(record["axis"] == axis for record in family)]
     figure, axes = plt.subplots(1, len(axes_names), figsize=(4.2 * len(axes_names), 3.6), squeeze=False)
     for axis, name in zip(axes[0], axes_names, strict=True):
-        for implementation, (xs, ys) in _lines([record for record in family if record["axis"] == name]).items():
+        chosen = [record for record in family if record["axis"] == name]
+        for implementation, (xs, ys) in _lines(chosen).items():
             axis.loglog(xs, ys, "o-", label=implementation, color=_colour(implementation))
         _plain(axis.xaxis)
         axis.set_xlabel(_AXES[name])
-        axis.set_title(_FIXED[name], fontsize=9)
+        axis.set_title(_held_fixed(chosen[0]["title"], name), fontsize=9)
         axis.grid(True, which="both", alpha=0.2)
     axes[0][0].set_ylabel("seconds (median)")
     axes[0][0].legend()
     figure.suptitle(f"Time of the {work.replace('-', ' ').replace('ggn', 'GGN')}, {threads}")
     return _save(figure, file)
+
+
+def _held_fixed(title: str, axis: str) -> str:
+    """What the title of a case says besides the work and the place on the axis: "LeNet-5, N = 100"."""
+    return ", ".join(part for part in title.split(", ")[1:] if not part.startswith(f"{axis} ="))
 
 
 def _lines(records: Sequence[Mapping]) -> dict[str, tuple[list[float], list[float]]]:
