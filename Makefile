@@ -14,7 +14,7 @@ SPEC := pyproject.toml constraints.txt
 .DELETE_ON_ERROR:
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "variables: PYTHON=$(PYTHON) VENV=$(VENV) PYTEST_ARGS='$(PYTEST_ARGS)' PIP_ARGS='$(PIP_ARGS)'"
 
 demo: $(VENV)/.installed ## install the package and run its demo
@@ -66,6 +66,10 @@ BENCH_PIP := $(BENCH_VENV)/bin/python -m pip install --disable-pip-version-check
 .PHONY: bench
 bench: $(BENCH_VENV)/.installed ## install the peers, measure speed and memory (BENCH_ARGS="--quick" for a smoke run)
 	$(BENCH_VENV)/bin/python -m benchmarks $(BENCH_ARGS)
+
+.PHONY: bench-optimizers
+bench-optimizers: $(BENCH_VENV)/.installed ## the cost of a step of VOGN and OGN beside Adam's
+	$(BENCH_VENV)/bin/python -m benchmarks --only optimizers $(BENCH_ARGS)
 
 $(BENCH_VENV)/.installed: $(SPEC) benchmarks/requirements.txt benchmarks/peers.txt
 	@echo "installing dnn2gp and its peers into $(BENCH_VENV)"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks.targets import TARGETS, Kind, Target
 
 Record = Mapping  # what the worker wrote for one case: see results.json
+_INVERSE = (Kind.EPOCHS, Kind.COST, Kind.MEMORY_COST)
 _HEADER = (
     "| work | implementation | median s | ratio to ours | peak MB | memory ratio | error | target | verdict |",
     "|---|---|---:|---:|---:|---:|---:|---|---|",
@@ -34,6 +35,8 @@ def figures(record: Record, row: Mapping) -> dict[Kind, float | None]:
         Kind.PEAK: None if row["peak_bytes"] is None else row["peak_bytes"] / 1e6,
         Kind.SHARE: _quotient(_rate(mine), _rate(row)),
         Kind.EPOCHS: _quotient(mine["median"], row["median"]),
+        Kind.COST: _quotient(mine["median"], row["median"]),
+        Kind.MEMORY_COST: _quotient(mine["peak_bytes"], row["peak_bytes"]),
     }
 
 
@@ -42,7 +45,7 @@ def verdict(target: Target, found: Mapping[Kind, float | None]) -> str:
     figure = found[target.kind]
     if figure is None:
         return "–"
-    words = {Kind.SHARE: f" ({figure:.0%})", Kind.EPOCHS: f" ({figure:.3g})"}.get(target.kind, "")
+    words = f" ({figure:.0%})" if target.kind is Kind.SHARE else f" ({figure:.3g})" if target.kind in _INVERSE else ""
     return ("met" if target.met(figure) else "**missed**") + words
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.case import Case, Settings
-from benchmarks.cases import curvature, growth, inference, kernels, mnist, peak, prediction, products
+from benchmarks.cases import curvature, growth, inference, kernels, mnist, optimizers, peak, prediction, products
 
 GROUPS: dict[str, Callable[[Settings], list[Case]]] = {
     "trace-kernel": kernels.trace_kernels,
@@ -19,6 +19,7 @@ GROUPS: dict[str, Callable[[Settings], list[Case]]] = {
     "growth": growth.growth,
     "peak": peak.peak,
     "mnist": mnist.full_training_set,
+    "optimizers": optimizers.optimizers,
 }
 
 

@@ -6,7 +6,9 @@ prediction = gp.predict(inputs)          # .mean, .aleatoric, .epistemic
 
 from importlib.metadata import version
 
-from dnn2gp.convert import convert
+from dnn2gp.checkpoints import load_checkpoint, save_checkpoint
+from dnn2gp.convert import convert, convert_step
+from dnn2gp.curvature import EmpiricalFisher, ExactHessian, GaussNewton
 from dnn2gp.diagnose import Diagnosis, diagnose
 from dnn2gp.evidence import Evidence
 from dnn2gp.expansion import Expansion
@@ -25,8 +27,11 @@ from dnn2gp.likelihoods import (
 )
 from dnn2gp.linear_model import LinearModel
 from dnn2gp.monte_carlo import sample_network
+from dnn2gp.online_newton import OnlineNewton
+from dnn2gp.optimizers import OGGN, OGN, ON, VOGGN, VOGN, VON
 from dnn2gp.predictive import Predictive
 from dnn2gp.priors import precision_from_weight_decay
+from dnn2gp.recording import Recorder
 from dnn2gp.storage import load, save
 from dnn2gp.structures import BlockDiagonal, Dense, Diagonal, Kronecker
 
@@ -49,11 +54,23 @@ __all__ = [  # noqa: RUF022 (grouped as the paper is: model and data, A, B, C, r
     "Kronecker",
     "Diagonal",
     "laplace",
+    "OnlineNewton",
+    "GaussNewton",
+    "EmpiricalFisher",
+    "ExactHessian",
+    "VOGN",
+    "OGN",
+    "VOGGN",
+    "OGGN",
+    "VON",
+    "ON",
     "LinearModel",
     "Kernel",
     "WeightSpace",
     "FunctionSpace",
     "GaussianProcess",
+    "convert_step",
+    "Recorder",
     "Predictive",
     "Evidence",
     "sample_network",
@@ -61,4 +78,6 @@ __all__ = [  # noqa: RUF022 (grouped as the paper is: model and data, A, B, C, r
     "diagnose",
     "save",
     "load",
+    "save_checkpoint",
+    "load_checkpoint",
 ]

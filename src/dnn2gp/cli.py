@@ -14,9 +14,24 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from dnn2gp.errors import FileFormatError, InputError, MemoryBudgetError, NetworkError, NotPositiveDefiniteError
+from dnn2gp.errors import (
+    DivergedError,
+    FileFormatError,
+    InputError,
+    MemoryBudgetError,
+    NetworkError,
+    NotPositiveDefiniteError,
+)
 
-_ERRORS = (InputError, NetworkError, NotPositiveDefiniteError, MemoryBudgetError, FileFormatError, OSError)
+_ERRORS = (
+    InputError,
+    NetworkError,
+    NotPositiveDefiniteError,
+    DivergedError,
+    MemoryBudgetError,
+    FileFormatError,
+    OSError,
+)
 _FAILED, _INTERRUPTED = 1, 130
 
 app = typer.Typer(
@@ -68,6 +83,57 @@ def demo(
         from dnn2gp.demo import DemoConfig, run
 
         run(replace(DemoConfig.preset(preset.value), out=out, seed=seed), Console())
+
+
+class TrainPreset(str, Enum):
+    """How much `train` does."""
+
+    paper = "paper"
+    smoke = "smoke"
+
+
+class Method(str, Enum):
+    """How a network is trained."""
+
+    vogn = "vogn"
+    ogn = "ogn"
+    adam = "adam"
+
+
+@app.command(epilog="Example:  dnn2gp train mnist --optimizer vogn --beside adam --out results")
+def train(
+    data: Annotated[str, typer.Argument(help="The data: mnist.")] = "mnist",
+    optimizer: Annotated[Method, typer.Option(help="The method.")] = Method.vogn,
+    beside: Annotated[list[Method] | None, typer.Option(help="Methods to train for the same epochs beside it.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training set.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples of a step.")] = None,
+    lr: Annotated[float | None, typer.Option(help="The first learning rate: β, in (0, 1]; Adam's own for Adam.")] = None,
+    prior_precision: Annotated[float | None, typer.Option(help="δ of the prior, on the summed loss.")] = None,
+    num_samples: Annotated[int | None, typer.Option(min=1, help="Samples of q a step (VOGN).")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints and results.json.")] = Path("dnn2gp-train"),
+    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
+    preset: Annotated[TrainPreset, typer.Option(help="smoke: a little of it, to see that it works.")] = TrainPreset.paper,
+) -> None:
+    """Train LeNet-5 by VOGN, OGN or Adam; write checkpoints; print accuracy, NLL and ECE on the test set.
+
+    A training that was interrupted, or killed, goes on with --resume and ends with the weights of one that was not.
+    """
+    with _clear_errors():
+        from dnn2gp.training import TrainConfig, run
+
+        given = {
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "lr": lr,
+            "prior_precision": prior_precision,
+            "num_samples": num_samples,
+        }
+        chosen = {name: value for name, value in given.items() if value is not None}
+        config = replace(
+            TrainConfig.preset(preset.value), data=data, method=optimizer.value, out=out, seed=seed, **chosen
+        )
+        run(config, Console(), beside=tuple(method.value for method in beside or ()), resume=resume)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""convert(network, data, likelihood, prior_precision): steps A, B and C in one call."""
+"""convert(network, data, likelihood, prior_precision): steps A, B and C in one call; convert_step for a training step."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from dnn2gp.data import read_data
 from dnn2gp.errors import InputError, NotAMinimumWarning, warn_user
 from dnn2gp.expansion import Expansion
-from dnn2gp.features import LayerwiseFeatures, NetworkFeatures
+from dnn2gp.features import LayerwiseFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.inference import Inference, WeightSpace, choose_space
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.linear_model import LinearModel
 from dnn2gp.network import Network
+from dnn2gp.online_newton import Sites, State
 from dnn2gp.priors import PriorPrecision, expand_precision
 from dnn2gp.progress import show_progress
 from dnn2gp.structures import Dense, Structure
@@ -89,6 +90,28 @@ def convert(
         posterior = _infer(model, structure, inference)  # (C)
         _warn_unless_minimum(posterior, network)
     return GaussianProcess(jacobian, posterior, likelihood)
+
+
+def convert_step(
+    state: State,
+    info: Sites,
+    beta: float | None = None,
+    *,
+    inference: type[Inference] | None = None,
+) -> GaussianProcess:
+    """The Gaussian process of Eq. (14), that a step of an online-Newton method solves from q_t (Theorem 2).
+
+    state      q_t, before the step
+    info       what `OnlineNewton.update` or an optimizer's `step` returned; or `look`, on examples of one's choice
+    beta       β_t of the linear model, by default that of the step
+    inference  WeightSpace or FunctionSpace; by default the smaller of the two, which agree
+    """
+    _check_class("inference", inference or WeightSpace, Inference)
+    model = LinearModel.from_step(state, info, beta)  # (A), (B): Theorem 2
+    posterior = _infer(model, Dense, inference)  # (C)
+    features = model.expansion.features
+    assert isinstance(features, NetworkFeatures | StackedFeatures)
+    return GaussianProcess(features, posterior, info.method.likelihood)
 
 
 def _infer(model: LinearModel, structure: type[Structure], inference: type[Inference] | None) -> Inference:

@@ -22,6 +22,10 @@ class MemoryBudgetError(MemoryError):
     """A computation that cannot fit into the memory budget, with the figures and the alternatives."""
 
 
+class DivergedError(ArithmeticError):
+    """A training step whose loss or weights are no numbers; the state before it is kept."""
+
+
 class FileFormatError(ValueError):
     """A file that is not a whole dnn2gp file of a version that this release reads."""
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _NormBase
 
 _EMPTY: dict = {}
 
@@ -26,6 +27,22 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
                 yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+@contextmanager
+def statistics_mode(module: nn.Module) -> Iterator[None]:
+    """As `evaluation_mode`, but for normalisation layers that were in train mode and keep running statistics: a forward
+    pass in here updates these, from the statistics of the batch."""
+    training = [part for part in module.modules() if part.training and keeps_statistics(part)]
+    with evaluation_mode(module):
+        for part in training:
+            part.training = True
+        yield
+
+
+def keeps_statistics(part: nn.Module) -> bool:
+    """Whether a layer is a normalisation with running statistics (BatchNorm, InstanceNorm)."""
+    return isinstance(part, _NormBase) and part.track_running_stats
 
 
 @contextmanager

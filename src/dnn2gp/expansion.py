@@ -7,14 +7,16 @@ Everything after this file knows the network only through (φ, v, D).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import log
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.errors import InputError
-from dnn2gp.features import FeatureMap, GradientFeatures, NetworkFeatures
+from dnn2gp.features import FeatureMap, GradientFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.inputs import Inputs, concatenate, num_examples, same_form
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.randomness import normal
@@ -63,6 +65,50 @@ class Expansion:
             anchor=features.anchor,
             log_likelihood=likelihood.log_prob(outputs.double(), _double(targets)).sum(),
             quadratic=False,
+        )
+
+    @staticmethod
+    def stacked(expansions: Sequence[Expansion]) -> Expansion:
+        """The same examples expanded at S weights, as one: features and residuals below one another, D block by block.
+
+        Appendix A.2. The anchor is that of the first one; see `anchored`.
+        """
+        first = expansions[0]
+        if len(expansions) == 1:
+            return first
+        maps = [each.features for each in expansions]
+        if not all(isinstance(each, NetworkFeatures) for each in maps):
+            raise InputError("Only expansions with the features of a network can be stacked; for others take S = 1.")
+        Q, R = first.root.shape[1:]
+        root = first.root.new_zeros(len(first.root), len(maps) * Q, len(maps) * R)
+        for position, each in enumerate(expansions):
+            rows, columns = slice(position * Q, (position + 1) * Q), slice(position * R, (position + 1) * R)
+            root[:, rows, columns] = each.root
+        return replace(
+            first,
+            features=StackedFeatures(maps),  # pyright: ignore[reportArgumentType]
+            residual=torch.cat([each.residual for each in expansions], 1),
+            root=root,
+            log_likelihood=torch.stack([each.log_likelihood for each in expansions]).sum(),
+            quadratic=all(each.quadratic for each in expansions),
+        )
+
+    def anchored(self, anchor: Float[Tensor, " P"]) -> Expansion:
+        """The same features, residual and D at another anchor: ỹ = J a − Λ⁻¹ r (Theorem 2 has a = μ_t, J at samples)."""
+        return replace(self, anchor=anchor)
+
+    def weighted(self, weight: float) -> Expansion:
+        """The loss times a number c > 0: residual c r, precision c D.
+
+        The log-likelihood becomes that of the sites: log N(ỹ | J w, (cΛ)⁻¹) where the loss is quadratic, else c log p.
+        """
+        log_likelihood = weight * self.log_likelihood
+        if self.quadratic:  # log p = −½ rᵀΛ⁻¹r + ½ log|Λ| − …: only the first term is multiplied, and |cΛ| = c^K |Λ|
+            white = torch.linalg.solve(self.root.double(), self.residual.double().unsqueeze(-1))
+            sites = self.residual.numel()
+            log_likelihood = self.log_likelihood + 0.5 * ((1 - weight) * white.square().sum() + sites * log(weight))
+        return replace(
+            self, residual=weight * self.residual, root=weight**0.5 * self.root, log_likelihood=log_likelihood
         )
 
     @property

@@ -13,7 +13,7 @@ from dnn2gp.data import read_data
 from dnn2gp.errors import InputError
 from dnn2gp.evidence import Evidence, EvidenceGradient, evidence, evidence_gradient
 from dnn2gp.expansion import Expansion
-from dnn2gp.features import NetworkFeatures
+from dnn2gp.features import NetworkFeatures, StackedFeatures
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.inference import Cost, Inference, WeightSpace, costs
 from dnn2gp.inputs import Inputs, check_inputs
@@ -21,22 +21,25 @@ from dnn2gp.kernels import Kernel
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.linear_model import LinearModel
 from dnn2gp.network import Network
-from dnn2gp.predictive import Predictive
+from dnn2gp.predictive import AveragedPredictive, Predictive
 
 
 @dataclass(frozen=True, eq=False)
 class FunctionSamples:
     """Samples of whole functions: f_s(x) = f_w(x) + J(x)(w_s − w). The same functions at every call."""
 
-    features: NetworkFeatures
+    features: NetworkFeatures | StackedFeatures
     weights: Float[Tensor, "S P"]
+    anchor: Float[Tensor, " P"]
+    """w in the linear part: that of the linear model."""
 
     def __call__(self, inputs: Inputs) -> Float[Tensor, "S N *shape"]:
         """The values of each function at the inputs."""
         network = self.features.network
         inputs = network.check_inputs(check_inputs(inputs), keep_graph=True)
-        moves = (self.weights - self.features.anchor).T
+        moves = (self.weights - self.anchor).T
         values = self.features.outputs(inputs)[..., None] + self.features.jvp(inputs, moves)
+        values = values.unflatten(1, (-1, network.num_outputs)).mean(1)
         return values.permute(2, 0, 1).reshape(len(self.weights), -1, *network.output_shape)
 
 
@@ -44,10 +47,11 @@ class FunctionSamples:
 class GaussianProcess:
     """f ~ GP(J(x)m, J(x) V J(x')ᵀ) conditioned on the transformed data: the network as a GP.
 
-    Eq. (9) with the prior (m, V) = (0, δ⁻¹I) of Theorem 1; Eq. (14) with a general one.
+    Eq. (9) with the prior (m, V) = (0, δ⁻¹I) of Theorem 1; Eq. (14) with a general one. Where the features are those of
+    S samples (`StackedFeatures`), every answer about f or y is the average over the S maps, as in Appendix B.3.
     """
 
-    features: NetworkFeatures
+    features: NetworkFeatures | StackedFeatures
     inference: Inference
     likelihood: Likelihood
 
@@ -99,9 +103,18 @@ class GaussianProcess:
         """Cov(f(x), f(x') | D̃) = J(x) Σ̃ J(x')ᵀ, jointly over all inputs."""
         inputs = self._checked(inputs)
         other = None if other is None else self._checked(other)
-        return self.inference.covariance(self.features, inputs, other).to(self.features.anchor.dtype)
+        found = self.inference.covariance(self.features, inputs, other).to(self.features.anchor.dtype)
+        if self.num_maps > 1:
+            K = self.network.num_outputs
+            found = found.unflatten(3, (-1, K)).mean(3).unflatten(1, (-1, K)).mean(1)
+        return found
 
-    def predict(self, inputs: Inputs, likelihood: Likelihood | None = None) -> Predictive:
+    @property
+    def num_maps(self) -> int:
+        """S, the samples of q_t whose features are stacked; 1 after Laplace, OGGN, or a step with one sample."""
+        return self.features.num_outputs // self.network.num_outputs
+
+    def predict(self, inputs: Inputs, likelihood: Likelihood | None = None) -> Predictive | AveragedPredictive:
         """The predictive distribution of y, Appendix B. `likelihood` gives the noise at these inputs if it differs.
 
         Inputs that require a gradient get one: every field of the result can be differentiated with respect to them.
@@ -109,7 +122,8 @@ class GaussianProcess:
         inputs = self._checked(inputs)
         outputs = self.features.outputs(inputs)
         shift = -self.features.jvp(inputs, self.inference.step[:, None])[..., 0]
-        return Predictive(
+        kind = Predictive if self.num_maps == 1 else AveragedPredictive
+        return kind(
             likelihood=(likelihood or self.likelihood).detached(),
             output_shape=self.network.output_shape,
             outputs=outputs,
@@ -122,7 +136,8 @@ class GaussianProcess:
         """Functions drawn from the posterior, to be evaluated wherever and as often as one likes."""
         if num_samples < 1:
             raise InputError(f"num_samples must be at least 1; got {num_samples}.")
-        return FunctionSamples(self.features, self.inference.sample_weights(num_samples, generator))
+        weights = self.inference.sample_weights(num_samples, generator)
+        return FunctionSamples(self.features, weights, self.model.expansion.anchor)
 
     def condition(self, data: object, likelihood: Likelihood | None = None) -> GaussianProcess:
         """The GP after more data, without retraining: p(f | D̃, D̃') with D̃' expanded at the same weights."""
@@ -133,11 +148,17 @@ class GaussianProcess:
             )
         if self.model.expansion.features is not self.features:
             raise InputError("Conditioning is defined for Gauss-Newton features; this GP has gradient features.")
+        if self.num_maps > 1 or not torch.equal(self.model.expansion.anchor, self.features.anchor):
+            raise InputError(
+                "This GP is that of a training step, whose features are taken at samples and not at its mean. To add "
+                "data to a trained network, convert the network, and condition that GP."
+            )
         extra = read_data(data)
         inputs = self.network.check_inputs(extra.inputs)
         likelihood = (likelihood or self.likelihood).detached()
         network = self.network
         targets = likelihood.check_targets(extra.targets, extra.num_examples, network.num_outputs, network.dtype)
+        assert isinstance(self.features, NetworkFeatures)
         expansion = Expansion.gauss_newton(self.features, inputs, targets.to(network.device), likelihood)
         return GaussianProcess(self.features, self.inference.conditioned(expansion), self.likelihood)
 
@@ -156,6 +177,7 @@ class GaussianProcess:
     def _linear(self, inputs: Inputs, weights: Float[Tensor, " P"]) -> Tensor:
         inputs = self._checked(inputs)
         values = self.features.jvp(inputs, weights[:, None])[..., 0]
+        values = values.unflatten(1, (-1, self.network.num_outputs)).mean(1)
         return values.reshape(len(values), *self.network.output_shape)
 
     def _checked(self, inputs: Inputs) -> Inputs:

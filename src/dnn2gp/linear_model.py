@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +14,7 @@ from dnn2gp.errors import InputError
 from dnn2gp.expansion import Expansion
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.inputs import Inputs
+from dnn2gp.online_newton import Sites, State
 from dnn2gp.structures import Dense, Structure
 
 
@@ -52,6 +54,27 @@ class LinearModel:
     def from_laplace(expansion: Expansion, prior: Gaussian) -> LinearModel:
         """Theorem 1: at a minimum the posterior of this model is the Laplace-GGN approximation."""
         return LinearModel(expansion, prior)
+
+    @staticmethod
+    def from_step(
+        state: State,
+        info: Sites,
+        beta: float | None = None,
+        expansion: Callable[..., Expansion] = Expansion.gauss_newton,
+    ) -> LinearModel:
+        """Theorem 2: the linear model whose posterior is the Gaussian after a step of VOGGN or OGGN from q_t.
+
+        ỹ = J_t(x) w + ε,  ε ~ N(0, S (β Λ_t)⁻¹),  w ~ N(m_t, V_t),  with the features of S samples of q_t stacked and
+        ỹ = J_t μ_t − Λ_t⁻¹ r_t: anchored at the mean μ_t, and not at the sample as the main text has it.
+
+        `state` is the one before the step, `info` what the step gave; `beta` is its β unless another one is given. After
+        a step with a diagonal structure, with momentum or with two rates, this is the model of the plain, dense step
+        from the same q_t. `expansion`: Gauss-Newton, as in the paper, or `Expansion.empirical_fisher`.
+        """
+        rate = info.beta if beta is None else beta
+        prior = info.method.prior(state, rate)
+        sites = info.expansion if expansion is Expansion.gauss_newton else info.expanded(expansion)
+        return LinearModel(sites.weighted(rate).anchored(state.mean), prior)
 
     @cached_property
     def transformed_data(self) -> TransformedData:

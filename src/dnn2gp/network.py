@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from copy import copy
 from math import prod
 
 import torch
@@ -95,6 +96,14 @@ class Network:
         """The same function of fewer weights, the others fixed at their values."""
         return Network(self.module, self._example, state=self.state(), trainable=names)
 
+    def with_state(self, tensors: dict[str, Tensor]) -> Network:
+        """The same function with other values of weights and buffers (all of them, by name), not looked at again."""
+        other = copy(self)
+        other.weights = self.layout.flatten(tensors)
+        other._frozen = {name: tensors[name] for name in self._frozen}
+        other._buffers = {name: tensors[name] for name in self._buffers}
+        return other
+
     def state(self) -> dict[str, Tensor]:
         """All weights (frozen ones too) and buffers by name."""
         return {**self.layout.unflatten(self.weights), **self._frozen, **self._buffers}
@@ -174,12 +183,20 @@ class Network:
         inputs = map_inputs(torch.clone, inputs)
         buffers = {name: buffer.clone() for name, buffer in self._buffers.items()}
         tensors = {**self.layout.unflatten(weights), **self._frozen, **buffers}
-        if self._spread and isinstance(inputs, dict):
-            args, kwargs = (), inputs
-        else:
-            args, kwargs = (tuple(inputs) if self._spread and not isinstance(inputs, Tensor) else (inputs,)), {}
+        args, kwargs = self._arguments(inputs)
         with evaluation_mode(self.module):
             return functional_call(self.module, tensors, args, kwargs)
+
+    def call_module(self, inputs: Inputs) -> object:
+        """The module itself, as it is now, on copies of these inputs."""
+        args, kwargs = self._arguments(map_inputs(torch.clone, inputs))
+        return self.module(*args, **kwargs)
+
+    def _arguments(self, inputs: Inputs) -> tuple[tuple, dict[str, Tensor]]:
+        """The inputs as `forward` takes them."""
+        if self._spread and isinstance(inputs, dict):
+            return (), inputs
+        return (tuple(inputs) if self._spread and not isinstance(inputs, Tensor) else (inputs,)), {}
 
     def _probe(self, inputs: Inputs) -> tuple[int, ...]:
         """Check on a few examples that f_w(x) is one deterministic function of each example alone."""

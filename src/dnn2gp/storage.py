@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dnn2gp.errors import FileFormatError, InputError, NetworkError
 from dnn2gp.expansion import Expansion
-from dnn2gp.features import FeatureMap, GradientFeatures, LayerwiseFeatures, NetworkFeatures
+from dnn2gp.features import FeatureMap, GradientFeatures, LayerwiseFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.files import write_whole
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.gaussian_process import GaussianProcess
@@ -71,12 +72,20 @@ def load(
     file = file.to(function.device)
     inputs = function.check_inputs(inputs)
     jacobian = features(function, inputs, memory_budget=memory_budget)
-    _check_outputs(jacobian.outputs(take(inputs, slice(0, _CHECKED))), file.part("check")["outputs"])
-    expansion = _expansion(header, file.part("expansion"), jacobian, inputs)
+    step = file.part("step")  # of a training step alone
+    own = jacobian if "samples" not in step else _at_samples(jacobian, step["samples"])
+    _check_outputs(own.outputs(take(inputs, slice(0, _CHECKED))), file.part("check")["outputs"])
+    expansion = _expansion(header, file.part("expansion"), own, inputs)
+    expansion = expansion.anchored(step["anchor"]) if step else expansion
     prior = file.part("prior")
     model = LinearModel(expansion, Gaussian(prior["mean"], Structure.kinds[header["prior"]].from_state(prior)))
     inference = Inference.kinds[header["inference"]].restored(model, header["structure"], file.part("inference"))
-    return GaussianProcess(jacobian, inference, likelihood)
+    return GaussianProcess(own, inference, likelihood)
+
+
+def _at_samples(jacobian: NetworkFeatures, samples: Float[Tensor, "S P"]) -> NetworkFeatures | StackedFeatures:
+    maps = [jacobian.at(weights) for weights in samples]
+    return maps[0] if len(maps) == 1 else StackedFeatures(maps)
 
 
 def _pack(gp: GaussianProcess) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -110,6 +119,9 @@ def _pack(gp: GaussianProcess) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "likelihood": {} if isinstance(gp.likelihood, CustomLikelihood) else gp.likelihood.state(),
         "inference": gp.inference.state(),
     }
+    maps = gp.features.maps if isinstance(gp.features, StackedFeatures) else (gp.features,)
+    if len(maps) > 1 or not torch.equal(maps[0].anchor, gp.network.weights) or expansion.anchor is not maps[0].anchor:
+        parts["step"] = {"anchor": expansion.anchor, "samples": torch.stack([each.anchor for each in maps])}
     return header, {f"{part}/{name}": tensor for part, members in parts.items() for name, tensor in members.items()}
 
 

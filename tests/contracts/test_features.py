@@ -12,6 +12,7 @@ from dnn2gp.features import (
     GradientFeatures,
     JacobianFeatures,
     LayerwiseFeatures,
+    StackedFeatures,
 )
 from dnn2gp.network import Network
 from dnn2gp.structures import Dense, Diagonal
@@ -58,6 +59,14 @@ def _layerwise_gradient(chunk):
     return GradientFeatures(features, x), pairs, torch.einsum("nkp,nk->np", J, r).unsqueeze(1)
 
 
+def _stacked(chunk):
+    """At the weights and at others: the engine is moved there, and knows the rest already."""
+    features, x, J = _layerwise(None)
+    other = CASE.weights * 0.5 + 0.1
+    rows = brute_force.jacobian(brute_force.with_weights(CASE.module, other), x)
+    return _cut(StackedFeatures([features, features.at(other)]), chunk), x, torch.cat([J, rows], 1)
+
+
 # name: examples at a time → (features, inputs, the explicit N × Q × P rows by brute force)
 ENGINES = {
     "torch.func": _jacobian,
@@ -65,6 +74,7 @@ ENGINES = {
     "gradient": _gradient,
     "layerwise": _layerwise,
     "layerwise gradient": _layerwise_gradient,
+    "stacked": _stacked,
 }
 
 
@@ -114,6 +124,33 @@ def test_ggn_and_its_diagonal(engine):
     ggn = torch.einsum("nqp,nqr,nsr,nso->po", J, root, root, J)
     close(features.ggn(x, root), ggn)
     close(features.ggn_diagonal(x, root), ggn.diagonal())
+
+
+def test_gradient_moments(engine):
+    features, x, J = engine
+    u, seen = randn(*J.shape[:2]), []
+
+    def cotangents(outputs, part):
+        seen.append((len(outputs), part.stop - part.start))
+        return u[part]
+
+    each = torch.einsum("nqp,nq->np", J, u)
+    sums, squares = features.gradient_moments(x, cotangents)
+    close(sums, each.sum(0))
+    close(squares, each.square().sum(0))
+    assert all(count == examples for count, examples in seen)
+
+
+@pytest.mark.parametrize("make", [_jacobian, _looped, _layerwise])
+def test_an_engine_at_other_weights_is_a_new_one_there(make, precision):
+    features, x, _ = make(None)
+    weights = CASE.weights * 0.5 + 0.1
+    moved = features.at(weights)
+    J = brute_force.jacobian(brute_force.with_weights(CASE.module, weights), x)
+    close(moved.jacobian(x), J)
+    close(moved.outputs(x), brute_force.outputs(brute_force.with_weights(CASE.module, weights), x))
+    close(moved.jvp(x, randn(J.shape[2], 1)), J @ randn(J.shape[2], 1))
+    close(features.jacobian(x), CASE.parts()[0])  # the old one stays
 
 
 def test_kernels(engine, precision):

@@ -128,6 +128,10 @@ def assert_products(features: LayerwiseFeatures, inputs: Any, J: Tensor) -> None
     root = randn(N, K, 2).to(dtype)
     rows = root.double().mT @ J
     close(features.ggn_diagonal(inputs, root), rows.square().sum((0, 1)), tolerance)
+    each = torch.einsum("nkp,nk->np", J, u[..., 0].double())
+    sums, squares = features.gradient_moments(inputs, lambda outputs, part: u[part, :, 0])
+    close(sums, each.sum(0), tolerance)
+    close(squares, each.square().sum(0), tolerance)
     assert_kernels(features, inputs, J, constant(features))
     full = kernel(J, various(features))
     close(features.covariance(inputs, various(features)), torch.einsum("nknl->nkl", full), tolerance)

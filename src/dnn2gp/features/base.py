@@ -27,7 +27,8 @@ from dnn2gp.features.result import Result
 from dnn2gp.features.whitener import Unit, Whitener
 from dnn2gp.features.work import Work
 from dnn2gp.inputs import Inputs, check_inputs, differentiable, num_examples, take
-from dnn2gp.memory import bounded, require
+from dnn2gp.memory import bounded, chunks, require
+from dnn2gp.progress import track
 
 
 class FeatureMap(Chunked):
@@ -114,6 +115,27 @@ class FeatureMap(Chunked):
     def squared_gradients(self, inputs: Inputs, cotangents: Float[Tensor, "N Q"]) -> Float[Tensor, " P"]:
         """Σᵢ (φ_w(xᵢ) uᵢ)², entry by entry: of u = r, the sum of squared gradients of the examples (VOGN)."""
         return self.ggn_diagonal(inputs, cotangents.unsqueeze(-1))
+
+    @bounded
+    def gradient_moments(
+        self, inputs: Inputs, cotangents: Callable[[Float[Tensor, "n Q"], slice], Float[Tensor, "n Q"]]
+    ) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"]]:
+        """Σᵢ gᵢ and Σᵢ gᵢ², entry by entry, of gᵢ = φ_w(xᵢ) uᵢ: what a step of VOGN needs, from one pass.
+
+        u is a function of the outputs of some of the examples and of which ones they are. Summed in float64.
+        """
+        sums, squares = torch.zeros(2, self.num_weights, dtype=torch.float64, device=self.anchor.device)
+        size = self.chunk(inputs, 1, _MOMENTS, fixed=2 * sums.nbytes)
+        for part in track(list(chunks(num_examples(inputs), size)), _MOMENTS.name):
+
+            def columns(outputs: Float[Tensor, "m Q"], part: slice = part) -> Float[Tensor, "m Q 1"]:
+                own = cotangents(outputs[: part.stop - part.start], part)  # a single example may be made twice
+                return own.expand(len(outputs), -1).unsqueeze(-1)
+
+            own, own_squares = self.factors(take(inputs, part), columns).moments()
+            sums += own
+            squares += own_squares
+        return sums, squares
 
     @bounded
     def ggn_blocks(self, inputs: Inputs, root: Cotangents) -> list[Float[Tensor, "p p"]]:
@@ -316,6 +338,7 @@ def _white(precision: Whitener, structured: bool) -> Work:
 
 _ROWS = Work("J", Factors.rows)
 _WIDE_ROWS = Work("JᵀΛJ", lambda factors: factors.rows().flatten(0, 1).double())
+_MOMENTS = Work("Σ g, Σ g²", Factors.moments)
 _SQUARES = Work("diag JᵀΛJ", Factors.squares)
 _KRONECKER = Work("Kronecker factors", kronecker_sums, apart=True)
 

@@ -151,6 +151,17 @@ class Factors:
                 result[part] = piece
         return result
 
+    def moments(self) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"]]:
+        """Σ J and Σ J² of each weight, over all rows."""
+        sums, squares = self._zeros(2, self.num_weights)
+        for block in self.blocks:
+            own, own_squares = block.moments()
+            for part, piece in _pieces(block, own):
+                sums[part] = piece
+            for part, piece in _pieces(block, own_squares):
+                squares[part] = piece
+        return sums, squares
+
     def marginal(self, variances: Float[Tensor, " P"]) -> Float[Tensor, "n R R"]:
         """J diag(v) Jᵀ of each example."""
         total = self._zeros(self.num_examples, self.num_rows, self.num_rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 
 import torch
 from jaxtyping import Float
@@ -58,6 +59,13 @@ class NetworkFeatures(FeatureMap):
     def __repr__(self) -> str:
         """Of what network."""
         return f"{type(self).__name__}({self.num_weights} weights, {self.num_outputs} outputs)"
+
+    def at(self, anchor: Float[Tensor, " P"], network: Network | None = None) -> NetworkFeatures:
+        """The same engine at other weights, or for other buffers: what was learned of the network holds there too."""
+        self._needs  # noqa: B018 (made now, so that both know what the other measures)
+        moved = copy(self)
+        moved.anchor, moved.network = anchor, network or self.network
+        return moved
 
     def check(self, inputs: Inputs) -> Inputs:
         """These inputs, as the network takes them."""

@@ -81,6 +81,11 @@ class Block(ABC):
     def squares(self) -> Float[Tensor, " p"]:
         """Σ_{n,r} J² of each weight: the diagonal of JᵀJ."""
 
+    def moments(self) -> tuple[Float[Tensor, " p"], Float[Tensor, " p"]]:
+        """Σ_{n,r} J and Σ_{n,r} J² of each weight."""
+        ones = torch.ones(self.num_examples, self.num_rows, 1, dtype=self.dtype, device=self.tensors()[-1].device)
+        return self.pull(ones).squeeze(-1), self.squares()
+
     @abstractmethod
     def marginal(self, variances: Float[Tensor, " p"]) -> Float[Tensor, "n R R"]:
         """J diag(v) Jᵀ of each example."""

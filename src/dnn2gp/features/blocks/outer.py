@@ -145,6 +145,18 @@ class Outer(Piece):
         if self.num_positions == 1:
             squares = self.G.square().sum((1, 3)).T @ self.A.square().squeeze(2)
             return self.arrangement.vectors(squares) * self.scale**2
+        return self._moments_of_rows(None)
+
+    def moments(self) -> tuple[Float[Tensor, " p"], Float[Tensor, " p"]]:
+        """Both from the same rows, where rows are formed."""
+        if self.num_positions == 1 or self.A.requires_grad or self.G.requires_grad:
+            return super().moments()
+        total = self.A.new_zeros(self.G.shape[2] * self.A.shape[1])
+        squares = self._moments_of_rows(total)
+        return self.arrangement.vectors(total.view(self.G.shape[2], -1)) * self.scale, squares
+
+    def _moments_of_rows(self, sums: Float[Tensor, " p"] | None) -> Float[Tensor, " p"]:
+        """The squares of the rows, a few examples at a time; the rows themselves are added to `sums`."""
         (_, i, _), (_, R, o, _) = self.A.shape, self.G.shape
         count = min(self.num_examples, max(1, CACHED // (R * o * i)))
         rows, buffer = self.A.new_empty(2, count, R * o, i)
@@ -152,6 +164,8 @@ class Outer(Piece):
         graph = self.A.requires_grad or self.G.requires_grad
         for A, G in zip(self.A.split(count), self.G.split(count), strict=True):
             few = torch.bmm(G.flatten(1, 2), A.mT, out=None if graph else rows[: len(A)]).view(-1, o * i)
+            if sums is not None:
+                sums.addmv_(few.T, ones[: len(few)])
             add_squares(few, buffer.view(-1, o * i)[: len(few)], ones[: len(few)], total)
         return self.arrangement.vectors(total.view(o, i)) * self.scale**2
 

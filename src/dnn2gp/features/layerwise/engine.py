@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -33,6 +34,23 @@ from dnn2gp.network import Network
 _WORTH_A_PASS = 1 << 12
 
 
+@dataclass
+class Checks:
+    """When chunks are checked as a whole: the first one after a few examples, and again each time that their number
+    has doubled. Copies of an engine at other weights count together."""
+
+    seen: int = 0
+    next: int = 16
+
+    def due(self, count: int) -> bool:
+        """Whether to check a chunk of so many examples."""
+        self.seen += count
+        if self.seen < self.next:
+            return False
+        self.next = 2 * self.seen
+        return True
+
+
 class LayerwiseFeatures(NetworkFeatures):
     """J_w(x) by the factors of each layer; exact, for every network, with the general engine for what has no rule."""
 
@@ -50,7 +68,7 @@ class LayerwiseFeatures(NetworkFeatures):
         self._weights = FlatWeights(self._flat)
         self._names = network.layout.ranges
         self._batched = True
-        self._seen, self._next_check, self._trying = 0, 16, False
+        self._checks, self._trying = Checks(), False
         self._learned: dict[object, Uses] = {}
         self._left: set[str] = set()
         self._rest_parts: tuple[slice, ...] = ()
@@ -59,6 +77,19 @@ class LayerwiseFeatures(NetworkFeatures):
         self._uses(inputs)
 
     fewest = 2
+
+    @torch.inference_mode(False)
+    def at(self, anchor: Float[Tensor, " P"], network: Network | None = None) -> LayerwiseFeatures:
+        """With the weights that have no rule moved too."""
+        moved = super().at(anchor, network)
+        assert isinstance(moved, LayerwiseFeatures)
+        moved._flat = anchor.detach().clone()
+        moved._weights = FlatWeights(moved._flat)
+        if self.rest is not None:
+            tensors = {**moved.network.state(), **self.network.layout.unflatten(moved._flat)}
+            rest = self.rest.network.with_state(tensors)
+            moved.rest = self.rest.at(rest.weights, rest)  # pyright: ignore[reportAttributeAccessIssue]
+        return moved
 
     @torch.inference_mode(False)
     def factors(self, inputs: Inputs, cotangents: Cotangents | None = None, *, apart: bool = False) -> Factors:
@@ -182,11 +213,7 @@ class LayerwiseFeatures(NetworkFeatures):
         time that the number of examples has doubled, so that checks cost little in the long run."""
         if self._trying:
             return False
-        self._seen += count
-        if self._seen < self._next_check:
-            return False
-        self._next_check = 2 * self._seen
-        return True
+        return self._checks.due(count)
 
     def _sum_of_rows(
         self, outputs: Tensor, flat: Tensor, columns: Float[Tensor, "R N K"]

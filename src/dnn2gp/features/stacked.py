@@ -1,0 +1,84 @@
+"""Stacked features: the Jacobians at S weights below one another, as Appendix A.2 has them for S samples of q_t."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.errors import InputError
+from dnn2gp.features.base import FeatureMap
+from dnn2gp.features.checks import check_cotangents, check_vectors
+from dnn2gp.features.cotangents import Cotangents, resolved
+from dnn2gp.features.factors import Factors
+from dnn2gp.features.footprint import Footprint
+from dnn2gp.features.jacobian import NetworkFeatures
+from dnn2gp.inputs import Inputs, num_examples
+from dnn2gp.memory import bounded
+from dnn2gp.network import Network
+
+
+class StackedFeatures(FeatureMap):
+    """φ(x)ᵀ = [J_{w₁}(x); …; J_{w_S}(x)] ∈ R^{SK×P}: the features of the linear model of Theorem 2 with S samples."""
+
+    def __init__(self, maps: Sequence[NetworkFeatures]) -> None:
+        """One map for each of the S weights, all of one network."""
+        if not maps:
+            raise InputError("maps: expected the features at one sample at the least; got none.")
+        first = maps[0]
+        self.maps = tuple(maps)
+        self.anchor, self.memory_budget = first.anchor, first.memory_budget
+        self.num_weights, self.num_outputs = first.num_weights, len(maps) * first.num_outputs
+        self.fewest = max(each.fewest for each in maps)
+
+    @property
+    def network(self) -> Network:
+        """f_w(x), the same for all maps."""
+        return self.maps[0].network
+
+    def __repr__(self) -> str:
+        """Of how many maps."""
+        return f"StackedFeatures({len(self.maps)} × {self.maps[0]!r})"
+
+    def check(self, inputs: Inputs) -> Inputs:
+        """These inputs, as the network takes them."""
+        return self.maps[0].check(inputs)
+
+    def outputs(self, inputs: Inputs) -> Float[Tensor, "N SK"]:
+        """f_{w_s}(x) of each sample, side by side."""
+        return torch.cat([each.outputs(inputs) for each in self.maps], 1)
+
+    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None, *, apart: bool = False) -> Factors:
+        """The rows of all maps: layers have other inputs at each of the weights, so they share no factors."""
+        if cotangents is None:
+            return Factors.of_rows(torch.cat([each.factors(inputs).rows() for each in self.maps], 1))
+        if not isinstance(cotangents, Tensor):
+            cotangents = resolved(cotangents, self.outputs(inputs))
+        pieces = self._split(cotangents)
+        rows = self.maps[0].factors(inputs, pieces[0]).rows()
+        for each, own in zip(self.maps[1:], pieces[1:], strict=True):
+            rows = rows + each.factors(inputs, own).rows()
+        return Factors.of_rows(rows)
+
+    def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
+        """R · P numbers."""
+        rows = self.anchor.element_size() * num_rows * self.num_weights
+        return Footprint(rows, rows, 6.0 * num_rows * self.num_weights * len(self.maps))
+
+    @bounded
+    def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N SK S"]:
+        """J v of each map."""
+        check_vectors(vectors, self.num_weights)
+        return torch.cat([each.jvp(inputs, vectors) for each in self.maps], 1)
+
+    @bounded
+    def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N SK S"]) -> Float[Tensor, "P S"]:
+        """Σ_s J_sᵀ u_s."""
+        check_cotangents(cotangents, num_examples(inputs), self.num_outputs)
+        pulled = [each.vjp(inputs, own) for each, own in zip(self.maps, self._split(cotangents), strict=True)]
+        return torch.stack(pulled).sum(0)
+
+    def _split(self, columns: Float[Tensor, "N SK R"]) -> list[Float[Tensor, "N K R"]]:
+        return [own.contiguous() for own in columns.split(self.maps[0].num_outputs, 1)]

@@ -1,0 +1,394 @@
+"""The online-Newton family as torch optimizers: rows of one table.
+
+    class    evaluated at    curvature            precision
+    VON      samples         exact Hessian        dense
+    ON       the mean        exact Hessian        dense
+    VOGGN    samples         Gauss-Newton         dense
+    OGGN     the mean        Gauss-Newton         dense
+    VOGN     samples         empirical Fisher     diagonal
+    OGN      the mean        empirical Fisher     diagonal
+
+The loop is `optimizer.step(inputs, targets)`: network and likelihood are given once. The network's weights are the mean
+of q_t after every step, so that `network(x)` is the network at the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dnn2gp.convert import convert_step
+from dnn2gp.curvature import Curvature, EmpiricalFisher, Evaluation, ExactHessian, GaussNewton
+from dnn2gp.data import Data, read_data
+from dnn2gp.errors import FileFormatError, InputError
+from dnn2gp.evaluation import keeps_statistics, statistics_mode
+from dnn2gp.features import LayerwiseFeatures, NetworkFeatures
+from dnn2gp.gaussian import Gaussian
+from dnn2gp.gaussian_process import GaussianProcess
+from dnn2gp.inference import Inference
+from dnn2gp.inputs import Inputs, check_inputs, num_examples
+from dnn2gp.layout import Layout
+from dnn2gp.likelihoods import Likelihood
+from dnn2gp.network import Network
+from dnn2gp.online_newton import (
+    OnlineNewton,
+    State,
+    StepInfo,
+    check_positive,
+    check_rate,
+    check_settings,
+    expected_log_likelihood,
+)
+from dnn2gp.priors import PriorPrecision, expand_precision
+from dnn2gp.randomness import global_states_kept
+from dnn2gp.structures import Dense, Diagonal
+
+_KEY = "online_newton"
+
+
+@dataclass
+class _Pending:
+    """A step that has begun: q_t, its samples, and what its batches gave so far."""
+
+    method: OnlineNewton
+    state: State
+    samples: Float[Tensor, "S P"]
+    before: Tensor
+    """The generator's state before the samples were drawn."""
+    batches: list[Data]
+    evaluation: Evaluation | None = None
+    gradient: Float[Tensor, " P"] | None = None
+    written: tuple[Tensor, ...] = ()
+    """What was put into the `grad` of the weights."""
+
+
+class OnlineNewtonOptimizer(torch.optim.Optimizer):
+    """What all rows share. lr is β_t, the share of a whole Newton step, on the *summed* loss: between 0 and 1.
+
+    network            the module that trains; its weights with requires_grad are those that get a posterior
+    likelihood         the loss, e.g. CategoricalLikelihood()
+    num_data           N, the number of all training examples, for which a batch stands
+    lr                 β_t of the mean; schedulers move it
+    precision_lr       the rate of the precision; None: the same as lr, as in Theorem 2
+    prior_precision    δ of the prior N(0, δ⁻¹ I): a number, one a layer, or one a weight
+    num_samples        S samples of q_t a step; 0 for the methods that look at the mean
+    initial_precision  Σ_0⁻¹ = initial_precision · I; None: N
+    momentum           γ of an average of past gradients, whose start is corrected for
+    temperature        T of a posterior ∝ p(D|w)^{1/T} p(w)
+    antithetic         samples in pairs μ ± ε
+    seed               of the samples; they have a generator of their own, which `state_dict` holds
+    """
+
+    curvature: ClassVar[type[Curvature]]
+    structure: ClassVar[type[Dense] | type[Diagonal]]
+    at_mean: ClassVar[bool]
+
+    def __init__(
+        self,
+        network: nn.Module,
+        likelihood: Likelihood,
+        num_data: int,
+        *,
+        lr: float = 0.1,
+        precision_lr: float | None = None,
+        prior_precision: PriorPrecision = 1.0,
+        num_samples: int | None = None,
+        initial_precision: float | None = None,
+        momentum: float = 0.0,
+        temperature: float = 1.0,
+        antithetic: bool = False,
+        seed: int = 0,
+        memory_budget: int | float | None = None,
+    ) -> None:
+        if not isinstance(network, nn.Module):
+            raise InputError(f"network: expected the torch.nn.Module to train; got {type(network).__name__}.")
+        if not isinstance(likelihood, Likelihood) or likelihood.per_example:
+            raise InputError(
+                "likelihood: expected a dnn2gp likelihood that holds for every example, e.g. CategoricalLikelihood() or "
+                f"GaussianLikelihood(0.1); got {likelihood!r}."
+            )
+        samples = (0 if self.at_mean else 1) if num_samples is None else num_samples
+        if self.at_mean and samples != 0:
+            raise InputError(f"num_samples: {type(self).__name__} looks at the mean and draws none; got {num_samples}.")
+        if not self.at_mean and samples == 0:
+            raise InputError(
+                f"num_samples: expected at least 1 sample; got 0. {type(self).__name__[1:]} is the method that looks at "
+                "the mean instead."
+            )
+        check_settings(num_data, samples, momentum, temperature, antithetic)
+        check_rate("lr", lr)
+        if precision_lr is not None:
+            check_rate("precision_lr", precision_lr)
+        named = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
+        super().__init__(list(named.values()), {"lr": lr, "precision_lr": precision_lr})
+        self.network, self.likelihood, self.num_data = network, likelihood.detached(), num_data
+        self.num_samples, self.momentum, self.temperature, self.antithetic = samples, momentum, temperature, antithetic
+        self.memory_budget = memory_budget
+        self._named = named
+        self._layout = Layout(tuple(named), tuple(weight.shape for weight in named.values()))
+        mean = self._mean()
+        self.prior_precision = expand_precision(prior_precision, self._layout, mean)
+        self.generator = torch.Generator(device=mean.device).manual_seed(seed)
+        first = check_positive("initial_precision", float(num_data) if initial_precision is None else initial_precision)
+        values = torch.full_like(mean, first)
+        self._precision = Dense(torch.diag(values.double())) if self.structure is Dense else Diagonal(values)
+        self._momentum, self._step = torch.zeros_like(mean), 0
+        self._features: NetworkFeatures | None = None
+        self._pending: _Pending | None = None
+
+    def snapshot(self) -> State:
+        """q_t, its momentum and t, as a value of its own."""
+        return State(self._mean(), self._precision, self._momentum, self._step)
+
+    def posterior(self) -> Gaussian:
+        """q_t = N(μ_t, Σ_t)."""
+        return self.snapshot().posterior()
+
+    def backward(self, inputs: Inputs, targets: Tensor) -> float:
+        """Evaluate a batch at the samples of this step, and put ĝ / N into the weights' `grad`; returns the mean loss.
+
+        Several calls before `step` add up: their batches count as one. In between, gradients may be clipped as usual.
+        """
+        try:
+            return self._evaluate(inputs, targets)
+        except BaseException:
+            self._forget()
+            raise
+
+    def step(self, inputs: Inputs | None = None, targets: Tensor | None = None) -> StepInfo:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One step on this batch; without one, on what `backward` has evaluated, with the gradients as they are now."""
+        if inputs is not None:
+            if targets is None:
+                raise InputError("step: expected inputs and targets; the targets are missing.")
+            self.backward(inputs, targets)
+        pending = self._pending
+        if pending is None or pending.evaluation is None:
+            raise InputError("step: expected step(inputs, targets), or backward(inputs, targets) before step().")
+        gradient, group = self._gradient(pending), self.param_groups[0]
+        lr = float(group["lr"])
+        try:
+            if lr == 0:  # the first step of a warm-up, or the end of a schedule: nothing moves
+                after = replace(pending.state, step=pending.state.step + 1)
+            else:
+                after = pending.method.apply(pending.state, pending.evaluation, gradient, lr, group["precision_lr"])
+        except BaseException:
+            self._forget()
+            raise
+        self._pending = None
+        self._adopt(after)
+        batches = tuple(pending.batches)
+        return StepInfo(
+            pending.method, pending.state.step, pending.samples, batches, lr, pending.evaluation, gradient
+        )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, and what `backward` has evaluated since the last step."""
+        self._forget()
+        super().zero_grad(set_to_none)
+
+    def kl(self) -> float:
+        """KL(q_t ‖ p), p = N(0, δ⁻¹ I)."""
+        return self.posterior().kl(Gaussian.prior(self.prior_precision)).item()
+
+    def elbo(self, data: object, num_samples: int = 10, generator: torch.Generator | None = None) -> float:
+        """(1/T) E_q log p(D | w) − KL(q ‖ p), with the expectation over `num_samples` networks."""
+        if num_samples < 1:
+            raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
+        method = self._method(batch := self._checked(*_pair(data)))
+        found = expected_log_likelihood(method, self.snapshot(), batch, num_samples, generator)
+        return found.item() / self.temperature - self.kl()
+
+    def gaussian_process(
+        self,
+        data: object,
+        *,
+        beta: float | None = None,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        inference: type[Inference] | None = None,
+    ) -> GaussianProcess:
+        """The GP of iteration t (Theorem 2) on these examples, which stand for all the data; training is not touched.
+
+        beta         by default the present lr
+        num_samples  of q_t, by default as many as a step draws
+        """
+        batch = self._checked(*_pair(data))
+        method = self._method(batch)
+        if num_samples is not None:
+            method = replace(method, num_samples=num_samples, antithetic=False)
+        state = self.snapshot()
+        rate = float(self.param_groups[0]["lr"]) if beta is None else beta
+        return convert_step(state, method.look(state, batch, rate, generator), inference=inference)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The groups as ever, and the precision, momentum, step and generator; the mean is in the network's own."""
+        if self._pending is not None:
+            raise InputError("state_dict: a step has begun. Call step() or zero_grad() first.")
+        own = {
+            "method": type(self).__name__,
+            "step": self._step,
+            "precision": next(iter(self._precision.state().values())).clone(),
+            "momentum": self._momentum.clone(),
+            "generator": self.generator.get_state(),
+        }
+        return {**super().state_dict(), _KEY: own}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """The inverse; load the network's weights too, with its own load_state_dict."""
+        own = state_dict.get(_KEY)
+        if not isinstance(own, dict) or set(own) != {"method", "step", "precision", "momentum", "generator"}:
+            raise FileFormatError(f"load_state_dict: expected what {type(self).__name__}.state_dict() returned.")
+        expected = next(iter(self._precision.state().values()))
+        if own["method"] != type(self).__name__ or own["precision"].shape != expected.shape:
+            raise FileFormatError(
+                f"load_state_dict: expected the state of {type(self).__name__} with a precision of shape "
+                f"{tuple(expected.shape)}; got that of {own['method']} with {tuple(own['precision'].shape)}."
+            )
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != _KEY})
+        precision = own["precision"].to(expected, copy=True)
+        self._precision = Dense(precision) if self.structure is Dense else Diagonal(precision)
+        self._momentum = own["momentum"].to(self._momentum, copy=True)
+        self._step, self._pending = int(own["step"]), None
+        self.generator.set_state(own["generator"].cpu())
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """One group only: q_t is a Gaussian over all weights together."""
+        if self.param_groups:
+            raise InputError(
+                "One group of weights: q_t is a Gaussian over all of them. For other priors give prior_precision a "
+                "number a layer; to leave layers out, freeze them (requires_grad_(False))."
+            )
+        super().add_param_group(param_group)
+
+    def _evaluate(self, inputs: Inputs, targets: Tensor) -> float:
+        batch = self._checked(inputs, targets)
+        self._refresh_statistics(batch.inputs)
+        pending = self._pending
+        if pending is None:
+            method, state, before = self._method(batch), self.snapshot(), self.generator.get_state()
+            pending = _Pending(method, state, method.sample(state, self.generator), before, [])
+            self._pending = pending
+        found = pending.method.evaluate(pending.state, pending.samples, batch, len(pending.batches))
+        pending.batches.append(batch)
+        pending.evaluation = found if pending.evaluation is None else pending.evaluation.plus(found)
+        pending.gradient = pending.method.gradient(pending.state, pending.evaluation)
+        shown = self._layout.unflatten((pending.gradient / self.num_data).to(pending.state.mean.dtype))
+        for name, weight in self._named.items():
+            weight.grad = shown[name].clone()
+        pending.written = tuple(shown.values())
+        return found.loss.item() / found.count
+
+    def _gradient(self, pending: _Pending) -> Float[Tensor, " P"]:
+        """ĝ; or N times what a user made of the weights' `grad`, if he touched it."""
+        assert pending.gradient is not None
+        grads = [weight.grad for weight in self._named.values()]
+        if all(grad is not None and torch.equal(grad, own) for grad, own in zip(grads, pending.written, strict=True)):
+            return pending.gradient
+        flat = [torch.zeros_like(own) if grad is None else grad for grad, own in zip(grads, pending.written, strict=True)]
+        return torch.cat([grad.detach().reshape(-1) for grad in flat]).double() * self.num_data
+
+    def _forget(self) -> None:
+        """As if the step had not begun."""
+        if self._pending is not None:
+            self.generator.set_state(self._pending.before)
+        self._pending = None
+
+    def _adopt(self, state: State) -> None:
+        self._precision, self._momentum, self._step = state.precision, state.momentum, state.step
+        with torch.no_grad():
+            for name, value in self._layout.unflatten(state.mean).items():
+                self._named[name].copy_(value)
+
+    def _mean(self) -> Float[Tensor, " P"]:
+        with torch.no_grad():
+            return self._layout.flatten(dict(self._named))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """All weights and buffers as they are now."""
+        return {name: t.detach() for name, t in (*self.network.named_parameters(), *self.network.named_buffers())}
+
+    def _checked(self, inputs: object, targets: object) -> Data:
+        """A batch in the canonical form of network and likelihood."""
+        found = check_inputs(inputs)
+        if self._features is None:
+            function = Network(self.network, found, state=self._tensors(), trainable=list(self._named))
+            self.likelihood.check_outputs(function.output_shape)
+            self._features = LayerwiseFeatures(function, function.check_inputs(found), memory_budget=self.memory_budget)
+        function = self._features.network
+        checked = function.check_inputs(found)
+        own = self.likelihood.check_targets(targets, num_examples(checked), function.num_outputs, function.dtype)
+        return Data(checked, own.to(function.device))
+
+    def _method(self, batch: Data) -> OnlineNewton:
+        """The method for the network as it is now: its frozen weights and buffers may have changed."""
+        assert self._features is not None
+        network = self._features.network.with_state(self._tensors())
+        return OnlineNewton(
+            self._features.at(network.weights, network),
+            self.likelihood,
+            self.num_data,
+            self.prior_precision,
+            self.curvature,
+            self.structure,
+            self.num_samples,
+            self.momentum,
+            self.temperature,
+            self.antithetic,
+        )
+
+    def _refresh_statistics(self, inputs: Inputs) -> None:
+        """Where BatchNorm is in train mode: one pass at the mean that updates its running statistics.
+
+        The step itself uses these, fixed: with those of the batch an example would have no gradient of its own.
+        """
+        if not any(part.training and keeps_statistics(part) for part in self.network.modules()):
+            return
+        assert self._features is not None
+        with torch.no_grad(), global_states_kept(), statistics_mode(self.network):
+            self._features.network.call_module(inputs)
+
+
+def _pair(data: object) -> tuple[Inputs, Tensor]:
+    found = read_data(data)
+    return found.inputs, found.targets
+
+
+class VON(OnlineNewtonOptimizer):
+    """Variational online Newton, Eqs. (10) and (11), with the exact Hessian at samples of q_t. For small networks."""
+
+    curvature, structure, at_mean = ExactHessian, Dense, False
+
+
+class ON(OnlineNewtonOptimizer):
+    """Online Newton: the exact Hessian at the mean. For small networks."""
+
+    curvature, structure, at_mean = ExactHessian, Dense, True
+
+
+class VOGGN(OnlineNewtonOptimizer):
+    """Variational online Gauss-Newton, dense: the method of Theorem 2."""
+
+    curvature, structure, at_mean = GaussNewton, Dense, False
+
+
+class OGGN(OnlineNewtonOptimizer):
+    """Online Gauss-Newton at the mean, dense: stops at a minimum of the loss."""
+
+    curvature, structure, at_mean = GaussNewton, Dense, True
+
+
+class VOGN(OnlineNewtonOptimizer):
+    """Variational online Gauss-Newton with a diagonal precision, from squared gradients of the examples."""
+
+    curvature, structure, at_mean = EmpiricalFisher, Diagonal, False
+
+
+class OGN(OnlineNewtonOptimizer):
+    """The same at the mean: stops at a minimum of the loss, as RMSprop does, but keeps a Gaussian."""
+
+    curvature, structure, at_mean = EmpiricalFisher, Diagonal, True

@@ -1,0 +1,136 @@
+"""Something that changes along training: a strip of panels, one a step, or an animation of the same panels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.animation import FuncAnimation, PillowWriter
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from dnn2gp.plots import style
+from dnn2gp.plots.style import Grouping
+
+MEAN, BAND, WIDE_BAND = "#1d3d78", "#7f9fd0", "#cfd8e6"
+"""The mean of a GP, its epistemic band, and the band with the noise of the labels."""
+
+
+def posterior_strip(
+    steps: Sequence[int],
+    grid: np.ndarray,
+    means: np.ndarray,
+    epistemic: np.ndarray,
+    noise: float,
+    data: tuple[np.ndarray, np.ndarray],
+) -> Figure:
+    """The GP over one input after each of T steps: means and epistemic standard deviations T × n on the grid."""
+    _check(steps, means, epistemic)
+    figure = style.new_figure(2.9 * len(steps) + 0.6, 3.4)
+    panels = figure.subplots(1, len(steps), sharex=True, sharey=True, squeeze=False)[0]
+    limits = _limits(data[1], means[-1], epistemic[-1], noise)
+    for position, axes in enumerate(panels):
+        _posterior(axes, grid, means[position], epistemic[position], noise, data)
+        axes.set_ylim(*limits)
+        axes.set_xlim(grid[0], grid[-1])
+        style.describe(axes, _after(steps[position]), "x", "y" if position == 0 else "")
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=style.TICK)
+    return figure
+
+
+def kernel_strip(steps: Sequence[int], kernels: np.ndarray, labels: np.ndarray) -> Figure:
+    """The T × N × N kernels after each of T steps, grouped by class, each as correlations κ(x, x') / √(κ(x, x) κ(x', x')).
+
+    The kernel's size changes by orders of magnitude while q_t narrows; what is alike to what is seen in correlations.
+    """
+    _check(steps, kernels)
+    groups = Grouping.of(np.asarray(labels))
+    figure = style.new_figure(2.9 * len(steps) + 0.9, 3.5)
+    panels = figure.subplots(1, len(steps), squeeze=False)[0]
+    image = None
+    for position, axes in enumerate(panels):
+        values = _correlations(kernels[position])[np.ix_(groups.order, groups.order)]
+        image = axes.imshow(values, cmap=style.DIVERGING, norm=Normalize(-1, 1), interpolation="nearest")
+        style.class_bar(axes, groups, "left")
+        style.class_lines(axes, groups, "#888888", both=True)
+        scale = np.sqrt(np.diagonal(kernels[position]).mean())
+        style.describe(axes, f"{_after(steps[position])}\n√mean κ(x, x) = {scale:.2g}")
+        axes.set_xticks([])
+        axes.set_yticks([])
+    assert image is not None
+    style.colour_bar(panels[-1], image, "correlation of f(x) and f(x′)")
+    return figure
+
+
+def posterior_animation(
+    path: Path,
+    steps: Sequence[int],
+    grid: np.ndarray,
+    means: np.ndarray,
+    epistemic: np.ndarray,
+    noise: float,
+    data: tuple[np.ndarray, np.ndarray],
+    seconds: float = 6.0,
+) -> None:
+    """The panels of `posterior_strip` one after the other, as a GIF."""
+    _check(steps, means, epistemic)
+    limits = _limits(data[1], means[-1], epistemic[-1], noise)
+
+    def draw(axes: Axes, position: int) -> None:
+        _posterior(axes, grid, means[position], epistemic[position], noise, data)
+        axes.set_ylim(*limits)
+        axes.set_xlim(grid[0], grid[-1])
+        style.describe(axes, _after(steps[position]), "x", "y")
+
+    _animated(path, len(steps), draw, seconds)
+
+
+def _animated(path: Path, count: int, draw: Callable[[Axes, int], None], seconds: float) -> None:
+    figure = style.new_figure(5.2, 3.6)
+    axes = figure.add_subplot()
+
+    def frame(position: int) -> list:
+        axes.clear()
+        draw(axes, position)
+        return []
+
+    rate = max(1.0, count / seconds)
+    FuncAnimation(figure, frame, frames=count).save(path, writer=PillowWriter(fps=round(rate)), dpi=90)
+
+
+def _posterior(
+    axes: Axes, grid: np.ndarray, mean: np.ndarray, epistemic: np.ndarray, noise: float, data: tuple
+) -> None:
+    """Mean and two bands of two standard deviations, over the data."""
+    total = np.sqrt(epistemic**2 + noise**2)
+    axes.fill_between(grid, mean - 2 * total, mean + 2 * total, color=WIDE_BAND, label="± 2 std, with noise")
+    axes.fill_between(grid, mean - 2 * epistemic, mean + 2 * epistemic, color=BAND, label="± 2 std, epistemic")
+    axes.plot(grid, mean, color=MEAN, label="mean")
+    axes.plot(*data, "k.", markersize=4, label="data")
+
+
+def _limits(y: np.ndarray, mean: np.ndarray, epistemic: np.ndarray, noise: float) -> tuple[float, float]:
+    """A range that shows the data and the last posterior's middle, and does not follow the bands of the first steps."""
+    spread = 2.5 * float(np.median(np.sqrt(epistemic**2 + noise**2)))
+    low, high = min(y.min(), np.percentile(mean, 5)), max(y.max(), np.percentile(mean, 95))
+    margin = max(spread, 0.35 * float(high - low))
+    return float(low - margin), float(high + margin)
+
+
+def _after(step: int) -> str:
+    return f"after {step:,} step{'' if step == 1 else 's'}"
+
+
+def _correlations(kernel: np.ndarray) -> np.ndarray:
+    scale = np.sqrt(np.clip(np.diagonal(kernel), np.finfo(float).tiny, None))
+    return kernel / scale[:, None] / scale[None, :]
+
+
+def _check(steps: Sequence[int], *arrays: np.ndarray) -> None:
+    if not len(steps) or any(len(array) != len(steps) for array in arrays):
+        raise ValueError(f"expected one array for each of {len(steps)} steps, got {[len(array) for array in arrays]}.")
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise ValueError("the arrays hold NaN or infinity.")

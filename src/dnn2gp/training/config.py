@@ -1,0 +1,72 @@
+"""What `dnn2gp train` does, as one frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dnn2gp.errors import InputError
+
+METHODS = ("vogn", "ogn", "adam")
+_RATES = {"vogn": 0.1, "ogn": 0.1, "adam": 1e-3}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training. The learning rate falls to a hundredth of itself, along a cosine."""
+
+    data: str = "mnist"
+    method: str = "vogn"
+    epochs: int = 20
+    batch_size: int = 128
+    lr: float | None = None
+    """β of VOGN and OGN, or Adam's rate; None: the method's own."""
+    precision_lr: float = 1e-3
+    prior_precision: float = 1.0
+    """δ of the summed loss; Adam gets the weight decay δ / N."""
+    initial_precision: float | None = None
+    momentum: float = 0.9
+    num_samples: int = 1
+    networks: int = 30
+    """Networks that are averaged for the prediction by sampling."""
+    num_train: int | None = None
+    """Training examples; None: all."""
+    checkpoint_seconds: float = 20.0
+    seed: int = 0
+    out: Path = Path("dnn2gp-train")
+
+    @staticmethod
+    def preset(name: str) -> TrainConfig:
+        """`paper`, or `smoke`: a little of everything, to see that it works."""
+        if name == "smoke":
+            return TrainConfig(epochs=2, batch_size=32, num_train=200, networks=2, checkpoint_seconds=0.0)
+        return TrainConfig()
+
+    @property
+    def rate(self) -> float:
+        """The first learning rate."""
+        return _RATES[self.method] if self.lr is None else self.lr
+
+    @property
+    def folder(self) -> Path:
+        """Where this method's files go."""
+        return self.out / self.method
+
+    def beside(self, method: str) -> TrainConfig:
+        """The same training by another method, with that method's own learning rate."""
+        return replace(self, method=method, lr=None)
+
+    def check(self) -> None:
+        """Refuse what means nothing, before anything is trained."""
+        if self.method not in METHODS:
+            raise InputError(f"optimizer: expected one of {', '.join(METHODS)}; got {self.method!r}.")
+        for name in ("epochs", "batch_size", "num_samples", "networks"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected at least 1; got {getattr(self, name)}.")
+        if self.num_train is not None and self.num_train < self.batch_size:
+            raise InputError(f"num_train: expected at least a batch ({self.batch_size}); got {self.num_train}.")
+
+    def fingerprint(self) -> dict[str, object]:
+        """What a checkpoint must agree with to be gone on from: everything that changes the result."""
+        left_out = {"out", "checkpoint_seconds", "networks"}
+        return {name: value for name, value in vars(self).items() if name not in left_out}

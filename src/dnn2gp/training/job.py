@@ -1,0 +1,226 @@
+"""The job: train with checkpoints, measure on the test set, print one table."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import cos, pi
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from dnn2gp.checkpoints import load_checkpoint, save_checkpoint
+from dnn2gp.datasets import Images, load_images
+from dnn2gp.errors import InputError
+from dnn2gp.files import write_whole
+from dnn2gp.likelihoods import CategoricalLikelihood
+from dnn2gp.metrics import accuracy, ece, nll
+from dnn2gp.nets import lenet5
+from dnn2gp.optimizers import OGN, VOGN, OnlineNewtonOptimizer
+from dnn2gp.progress import show_progress, track
+from dnn2gp.training.config import TrainConfig
+
+_CHUNK = 1000
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one way of predicting does on the test set."""
+
+    method: str
+    prediction: str
+    accuracy: float
+    nll: float
+    ece: float
+    seconds: float
+    """Of the training."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """One row a way of predicting; the checkpoint of each method."""
+
+    scores: tuple[Score, ...]
+    checkpoints: tuple[Path, ...]
+
+
+def run(
+    config: TrainConfig, console: Console | None = None, *, beside: tuple[str, ...] = (), resume: bool = False
+) -> TrainResult:
+    """Train by `config.method` and by those `beside` it, with the same epochs; measure, print, and write results.json."""
+    console = console or Console()
+    configs = [config, *(config.beside(method) for method in beside)]
+    for each in configs:
+        each.check()
+        try:
+            each.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"Cannot make the folder {each.folder}: {error.strerror}. Choose another.") from error
+    images = load_images(config.data)
+    scores: list[Score] = []
+    with show_progress(console.is_terminal):
+        for each in configs:
+            training = Training(each, images, resume=resume)
+            training.run()
+            scores += training.scores()
+    console.print(table(scores))
+    text = json.dumps({"scores": [asdict(score) for score in scores], "config": _plain(config)}, indent=2)
+    write_whole(config.out / "results.json", lambda place: place.write_text(text))
+    return TrainResult(tuple(scores), tuple(each.folder / "checkpoint.safetensors" for each in configs))
+
+
+class Training:
+    """One network, one method, and where it stands: epoch, batch, seconds."""
+
+    def __init__(self, config: TrainConfig, images: Images, *, resume: bool) -> None:
+        self.config, self.images = config, images
+        count = len(images.train_labels) if config.num_train is None else config.num_train
+        self.inputs, self.labels = images.train_images[:count], images.train_labels[:count]
+        self.network = lenet5(channels=images.train_images.shape[1], side=images.train_images.shape[-1], seed=config.seed)
+        self.optimizer = self._optimizer()
+        self.epoch, self.batch, self.seconds = 0, 0, 0.0
+        self.path = config.folder / "checkpoint.safetensors"
+        if resume and self.path.exists():
+            self._resume()
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch; the last one may be smaller."""
+        return -(-len(self.labels) // self.config.batch_size)
+
+    def run(self) -> None:
+        """Train to the end, with a checkpoint every few seconds and at the end of every epoch."""
+        begin, saved = time.perf_counter() - self.seconds, time.perf_counter()
+        total, done = self.config.epochs * self.batches, self.epoch * self.batches + self.batch
+        steps = track(range(done, total), f"training: {self.config.method}", total=total - done)
+        order = self._order()
+        for position in steps:
+            chosen = order[self.batch * self.config.batch_size : (self.batch + 1) * self.config.batch_size]
+            self._step(self.inputs[chosen], self.labels[chosen], position / total)
+            self.batch += 1
+            if self.batch == self.batches:
+                self.epoch, self.batch = self.epoch + 1, 0
+                order = self._order()
+            now = time.perf_counter()
+            if self.batch == 0 or now - saved >= self.config.checkpoint_seconds:
+                self.seconds = now - begin
+                self._save()
+                saved = time.perf_counter()
+
+    def scores(self) -> list[Score]:
+        """The network at the mean; for VOGN and OGN also the average over networks drawn from q."""
+        found = [self._score("network at the mean", self._probabilities(self.network))]
+        if isinstance(self.optimizer, OnlineNewtonOptimizer):
+            averaged = f"average of {self.config.networks} networks ~ q"
+            found.append(self._score(averaged, self._sampled(self.optimizer)))
+        return found
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        config, count = self.config, len(self.labels)
+        if config.method == "adam":
+            decay = config.prior_precision / count
+            return torch.optim.Adam(self.network.parameters(), lr=config.rate, weight_decay=decay)
+        kind: Callable[..., OnlineNewtonOptimizer] = VOGN if config.method == "vogn" else OGN
+        own = {"num_samples": config.num_samples} if config.method == "vogn" else {}
+        return kind(
+            self.network,
+            CategoricalLikelihood(),
+            count,
+            lr=config.rate,
+            precision_lr=config.precision_lr,
+            prior_precision=config.prior_precision,
+            initial_precision=config.initial_precision,
+            momentum=config.momentum,
+            seed=config.seed,
+            **own,
+        )
+
+    def _step(self, inputs: Tensor, labels: Tensor, progress: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.rate * (0.01 + 0.99 * 0.5 * (1 + cos(pi * progress)))
+        if isinstance(self.optimizer, OnlineNewtonOptimizer):
+            self.optimizer.step(inputs, labels)
+            return
+        self.optimizer.zero_grad()
+        cross_entropy(self.network(inputs), labels).backward()
+        self.optimizer.step()
+
+    def _order(self) -> Tensor:
+        """The examples of this epoch in an order that depends on the seed and the epoch alone."""
+        generator = torch.Generator().manual_seed(1_000_003 * self.config.seed + self.epoch)
+        return torch.randperm(len(self.labels), generator=generator)
+
+    def _save(self) -> None:
+        tree: dict[str, Any] = {
+            "config": {name: value for name, value in self.config.fingerprint().items()},
+            "network": dict(self.network.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "seconds": self.seconds,
+        }
+        save_checkpoint(self.path, tree)
+
+    def _resume(self) -> None:
+        tree = load_checkpoint(self.path)
+        if tree.get("config") != self.config.fingerprint():
+            differing = [
+                name for name, value in self.config.fingerprint().items() if tree.get("config", {}).get(name) != value
+            ]
+            raise InputError(
+                f"{self.path} is of another training (other {', '.join(differing)}). Resume with the settings it had, "
+                "or choose another folder (--out)."
+            )
+        self.network.load_state_dict(tree["network"])
+        self.optimizer.load_state_dict(tree["optimizer"])
+        self.epoch, self.batch, self.seconds = tree["epoch"], tree["batch"], tree["seconds"]
+
+    def _probabilities(self, network: Callable[[Tensor], Tensor]) -> Float[Tensor, "N K"]:
+        with torch.no_grad():
+            return torch.cat([network(part).softmax(-1) for part in self.images.test_images.split(_CHUNK)])
+
+    def _sampled(self, optimizer: OnlineNewtonOptimizer) -> Float[Tensor, "N K"]:
+        """(1/S) Σ_s softmax f_{w_s}(x), w_s ~ q: the DNN-VI baseline."""
+        generator = torch.Generator().manual_seed(self.config.seed)
+        samples = optimizer.posterior().sample(self.config.networks, generator)
+        total = torch.zeros(())
+        for weights in track(samples, "sampling networks", total=len(samples)):
+            tensors = _named(self.network, weights)
+            total = total + self._probabilities(lambda x, t=tensors: torch.func.functional_call(self.network, t, (x,)))
+        return total / len(samples)
+
+    def _score(self, prediction: str, probabilities: Float[Tensor, "N K"]) -> Score:
+        labels = self.images.test_labels
+        values = accuracy(probabilities, labels), nll(probabilities, labels), ece(probabilities, labels)
+        return Score(self.config.method, prediction, *values, self.seconds)
+
+
+def table(scores: list[Score]) -> Table:
+    """One row a way of predicting."""
+    result = Table(title="Test set")
+    for name, justify in (("method", "left"), ("prediction", "left"), ("accuracy", "right"), ("NLL", "right")):
+        result.add_column(name, justify=justify)  # pyright: ignore[reportArgumentType]
+    result.add_column("ECE", justify="right")
+    result.add_column("training", justify="right")
+    for score in scores:
+        figures = f"{score.accuracy:.2%}", f"{score.nll:.4f}", f"{score.ece:.4f}", f"{score.seconds:.0f} s"
+        result.add_row(score.method, score.prediction, *figures)
+    return result
+
+
+def _named(network: nn.Module, weights: Float[Tensor, " P"]) -> dict[str, Tensor]:
+    named = dict(network.named_parameters())
+    parts = weights.split([weight.numel() for weight in named.values()])
+    return {name: part.view_as(weight) for (name, weight), part in zip(named.items(), parts, strict=True)}
+
+
+def _plain(config: TrainConfig) -> dict[str, object]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in vars(config).items()}

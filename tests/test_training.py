@@ -1,0 +1,164 @@
+"""`dnn2gp train`: the table, the files, and a training that is killed and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from typer.testing import CliRunner
+
+from dnn2gp.checkpoints import load_checkpoint
+from dnn2gp.cli import app
+from dnn2gp.datasets import load_images
+from dnn2gp.errors import FileFormatError, InputError
+from dnn2gp.nets import lenet5
+from dnn2gp.training import TrainConfig, run
+
+SMOKE = ("train", "mnist", "--preset", "smoke")
+
+
+@pytest.fixture
+def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """scikit-learn's digits, enlarged, as mnist.npz in a folder of their own."""
+    pixels, labels = load_digits(return_X_y=True)
+    images = np.kron(pixels.reshape(-1, 8, 8), np.ones((3, 3)))[:, :, :]
+    images = np.pad(images * 255 / 16, ((0, 0), (2, 2), (2, 2))).astype(np.uint8)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    labels = labels.astype(np.uint8)
+    np.savez(folder / "mnist.npz", x_train=images[:1200], y_train=labels[:1200], x_test=images[1200:], y_test=labels[1200:])
+    monkeypatch.setenv("DNN2GP_DATA", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing"))
+    return folder
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_checkpoint(path)["network"]
+
+
+def test_command(digits: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, [*SMOKE, "--beside", "adam", "--beside", "ogn", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    for word in ("vogn", "adam", "ogn", "average of 2 networks", "NLL", "ECE"):
+        assert word in result.output
+    scores = json.loads((out / "results.json").read_text())["scores"]
+    assert [(score["method"], score["prediction"].split()[0]) for score in scores] == [
+        ("vogn", "network"), ("vogn", "average"), ("adam", "network"), ("ogn", "network"), ("ogn", "average"),
+    ]  # fmt: skip
+    assert sorted(path.name for path in out.rglob("*") if path.is_file()) == ["checkpoint.safetensors"] * 3 + [
+        "results.json"
+    ]
+
+
+def test_it_learns(digits: Path, tmp_path: Path) -> None:
+    """More than nine in ten digits after a few epochs, by VOGN as by Adam."""
+    config = TrainConfig(epochs=6, batch_size=32, num_train=1200, networks=3, out=tmp_path, initial_precision=12_000.0)
+    result = run(config, beside=("adam",))
+    assert all(score.accuracy > 0.9 for score in result.scores)
+
+
+@pytest.mark.parametrize("method", ["vogn", "adam"])
+def test_a_killed_training_goes_on_to_the_same_weights(method: str, digits: Path, tmp_path: Path) -> None:
+    """kill −9 in mid-epoch; the resumed run ends with the weights of an uninterrupted one, to the last bit."""
+    arguments = [*SMOKE, "--optimizer", method, "--epochs", "6"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "dnn2gp", *arguments, "--out"]
+    subprocess.run([*command, str(whole)], env=environment, check=True, capture_output=True)
+
+    process = subprocess.Popen([*command, str(cut)], env=environment, stdout=subprocess.DEVNULL)
+    path = cut / method / "checkpoint.safetensors"
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit and not _in_mid_epoch(path):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    killed = load_checkpoint(path)
+    assert (killed["epoch"], killed["batch"]) != (6, 0)
+    subprocess.run([*command, str(cut), "--resume"], env=environment, check=True, capture_output=True)
+    expected, found = weights(whole / method / "checkpoint.safetensors"), weights(path)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def _in_mid_epoch(path: Path) -> bool:
+    if not path.exists():
+        return False
+    tree = load_checkpoint(path)
+    return tree["epoch"] >= 1 and tree["batch"] > 0
+
+
+def test_a_checkpoint_of_other_settings_is_refused(digits: Path, tmp_path: Path) -> None:
+    config = replace(TrainConfig.preset("smoke"), out=tmp_path / "out", epochs=1)
+    run(config)
+    with pytest.raises(InputError, match="other prior_precision"):
+        run(replace(config, prior_precision=2.0), resume=True)
+
+
+def test_settings_that_mean_nothing(digits: Path, tmp_path: Path) -> None:
+    for settings, word in (
+        ({"method": "sgd"}, "optimizer"),
+        ({"epochs": 0}, "epochs"),
+        ({"num_train": 3}, "num_train"),
+        ({"data": "svhn"}, "data: expected one of"),
+    ):
+        with pytest.raises(InputError, match=word):
+            run(replace(TrainConfig.preset("smoke"), out=tmp_path / "out", **settings))
+
+
+def test_images(digits: Path) -> None:
+    images = load_images("mnist")
+    assert images.train_images.shape == (1200, 1, 28, 28)
+    assert images.train_images.max() == 1
+    assert images.test_labels.dtype == torch.int64
+    (digits / "mnist.npz").write_bytes((digits / "mnist.npz").read_bytes()[:1000])
+    with pytest.raises(FileFormatError, match="not a whole set of images"):
+        load_images("mnist")
+    np.savez(digits / "mnist.npz", **{key: np.zeros((2, 3)) for key in ("x_train", "y_train", "x_test", "y_test")})
+    with pytest.raises(FileFormatError, match="expected x_train as uint8"):
+        load_images("mnist")
+
+
+def test_images_that_cannot_be_had(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (digits / "mnist.npz").unlink()
+
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("dnn2gp.datasets.images.fetch_openml", offline)
+    with pytest.raises(InputError, match=r"no route to host\). Put mnist\.npz"):
+        load_images("mnist")
+    assert list(digits.iterdir()) == []
+
+
+def test_download(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What OpenML sends goes into one whole file; too few images do not."""
+    (digits / "mnist.npz").unlink()
+
+    def sent(count: int):
+        return lambda *_, **__: (np.zeros((count, 784)), np.array(["3"] * count))
+
+    monkeypatch.setattr("dnn2gp.datasets.images.fetch_openml", sent(100))
+    with pytest.raises(FileFormatError, match="sent 100 images"):
+        load_images("mnist")
+    assert list(digits.iterdir()) == []
+    monkeypatch.setattr("dnn2gp.datasets.images.fetch_openml", sent(70_000))
+    assert len(load_images("mnist").test_labels) == 10_000
+    assert [path.name for path in digits.iterdir()] == ["mnist.npz"]
+
+
+def test_lenet5_has_the_weights_of_the_paper() -> None:
+    assert sum(w.numel() for w in lenet5().parameters()) == 44_426
+    assert sum(w.numel() for w in lenet5(channels=3, side=32).parameters()) == 62_006
+    assert torch.equal(lenet5(seed=3)[0].weight, lenet5(seed=3)[0].weight)
+    assert not torch.equal(lenet5(seed=3)[0].weight, lenet5(seed=4)[0].weight)
