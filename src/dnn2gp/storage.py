@@ -252,11 +252,12 @@ def _likelihood(given: Likelihood | None, name: str, state: dict[str, Tensor]) -
 
 
 def _expansion(
-    header: dict[str, Any], state: dict[str, Tensor], jacobian: NetworkFeatures, inputs: Inputs
+    header: dict[str, Any], state: dict[str, Tensor], jacobian: NetworkFeatures | StackedFeatures, inputs: Inputs
 ) -> Expansion:
     residual, root, log_likelihood = (state[name] for name in ("residual", "root", "log_likelihood"))
     features: FeatureMap = jacobian
     if header["features"] == "gradient":
+        assert isinstance(jacobian, NetworkFeatures)
         features = GradientFeatures(jacobian, inputs)
         inputs, residual = GradientFeatures.pair(inputs, residual), residual.new_ones(len(residual), 1)
     return Expansion(features, inputs, residual, root, jacobian.anchor, log_likelihood, header["quadratic"])

@@ -175,7 +175,7 @@ def test_kernel_between_two_feature_maps(precision):
     close(features.kernel_full(x, precision, pairs, gradient), expected)
 
 
-@pytest.mark.parametrize("budget", [None, 12_000])
+@pytest.mark.parametrize("budget", [None, 20_000])
 def test_the_factored_operator(engine, precision, budget):
     """SᵀJV^{½} and its products, kept and not kept."""
     features, x, J = engine

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dnn2gp import Diagonal, FunctionSpace, GaussianLikelihood, convert, load
+from dnn2gp import VOGN, Diagonal, FunctionSpace, GaussianLikelihood, convert, load
 from dnn2gp.features import NetworkFeatures
 
 from robust.support import CHECKED, DELTA, NOISE, mlp, regression, untouched
@@ -100,6 +100,11 @@ CASES = {
     "engine: number": lambda: engine().kernel_full(X, 1.0),
     "engine: array": lambda: engine().plan("kernel_full", X.numpy()),
     "engine: width": lambda: engine().plan("kernel_full", X[:, :2]),
+    "optimizer: weights": lambda: VOGN(list(mlp().parameters()), NOISE, 10),
+    "optimizer: likelihood": lambda: VOGN(mlp(), nn.MSELoss(), 10),
+    "optimizer: samples": lambda: VOGN(mlp(), NOISE, 10, num_samples=1.5),
+    "optimizer: rate": lambda: VOGN(mlp(), NOISE, 10, lr="0.1"),
+    "optimizer: targets": lambda: VOGN(mlp(), NOISE, 10).step(X, Y.numpy()),
     "load: network": lambda: load(sys.argv[1], "network"),
     "load: function": lambda: load(sys.argv[1], lambda: None),
     "load: likelihood": lambda: load(sys.argv[1], mlp(), likelihood="gaussian"),

@@ -34,6 +34,11 @@ quiet = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
 # Wrong types, in an interpreter of their own --------------------------------------------------------------------------
 
 TYPES = {
+    "optimizer: weights": ("InputError", "network: expected the torch.nn.Module to train; got list"),
+    "optimizer: likelihood": ("InputError", "likelihood: expected a dnn2gp likelihood that holds for every example"),
+    "optimizer: samples": ("InputError", "num_samples: expected a whole number of samples; got 1.5"),
+    "optimizer: rate": ("InputError", "lr: expected a learning rate in (0, 1]"),
+    "optimizer: targets": ("InputError", "targets"),
     "random network": ("NetworkError", "not deterministic in eval mode"),
     "network: class": ("NetworkError", "expected a torch.nn.Module; got the class Linear. Pass the trained module"),
     "network: none": ("NetworkError", "expected a torch.nn.Module; got NoneType"),
