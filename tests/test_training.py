@@ -63,7 +63,7 @@ def test_command(digits: Path, tmp_path: Path) -> None:
 
 def test_it_learns(digits: Path, tmp_path: Path) -> None:
     """More than nine in ten digits after a few epochs, by VOGN as by Adam."""
-    config = TrainConfig(epochs=6, batch_size=32, num_train=1200, networks=3, out=tmp_path, initial_precision=12_000.0)
+    config = TrainConfig(epochs=6, batch_size=32, num_train=1200, networks=3, out=tmp_path)
     result = run(config, beside=("adam",))
     assert all(score.accuracy > 0.9 for score in result.scores)
 

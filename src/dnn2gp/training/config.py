@@ -8,7 +8,7 @@ from pathlib import Path
 from dnn2gp.errors import InputError
 
 METHODS = ("vogn", "ogn", "adam")
-_RATES = {"vogn": 0.1, "ogn": 0.1, "adam": 1e-3}
+_RATES = {"vogn": 0.06, "ogn": 0.06, "adam": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class TrainConfig:
     prior_precision: float = 1.0
     """δ of the summed loss; Adam gets the weight decay δ / N."""
     initial_precision: float | None = None
+    """Σ_0⁻¹; None: N / 10."""
     momentum: float = 0.9
     num_samples: int = 1
     networks: int = 30

@@ -137,7 +137,7 @@ class Training:
             lr=config.rate,
             precision_lr=config.precision_lr,
             prior_precision=config.prior_precision,
-            initial_precision=config.initial_precision,
+            initial_precision=count / 10 if config.initial_precision is None else config.initial_precision,
             momentum=config.momentum,
             seed=config.seed,
             **own,
