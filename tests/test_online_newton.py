@@ -116,11 +116,14 @@ def test_newton_methods_stop_at_a_minimiser(kind, curvature):
 
 @pytest.mark.parametrize("kind", ["gaussian", "bernoulli", "categorical"])
 def test_ogn_stops_at_a_minimiser(kind):
+    """With a strong prior, so that a diagonal scaling converges in few steps; far from the start all the same."""
     case = problem(kind, examples=12, outputs=2)
+    case = replace(case, delta=10 * case.delta)
     own = method(case, EmpiricalFisher, Diagonal)
-    state = own.init(case.weights, 300.0)
-    for _ in range(1500):
-        state, _ = own.update(state, data(case), 0.05)
+    state = own.init(case.weights, 100.0)
+    assert torch.func.grad(case.total_loss)(state.mean).norm() > 1
+    for _ in range(150):
+        state, _ = own.update(state, data(case), 0.3)
     assert torch.func.grad(case.total_loss)(state.mean).norm() < 1e-8
 
 
@@ -171,11 +174,11 @@ def test_voggn_converges_there_for_smaller_rates_and_plain_samples():
 
     own, batch, weights = linear_method(1)
     state, generator = own.init(weights, 3.0), torch.Generator().manual_seed(1)
-    for step in range(3000):
+    for step in range(400):
         state, _ = own.update(state, batch, 1 / (step + 1), generator=generator)
-    # Now it is an average of 3000 steps, each off by a draw from q: in units of the posterior, 1/√3000 = 0.018.
+    # Now it is an average of 400 steps, each off by a draw from q: in units of the posterior, 1/√400 = 0.05.
     white = torch.linalg.cholesky(precision).T @ (state.mean - mean)
-    assert white.abs().max() < 4 / 3000**0.5
+    assert white.abs().max() < 4 / 400**0.5
 
 
 def test_diagonal_voggn_finds_the_means_and_conditional_variances():
