@@ -99,32 +99,39 @@ def test_several_batches_in_one_step_are_the_full_batch(structure, curvature, nu
     assert info.evaluation.count == 7
 
 
-@pytest.mark.parametrize("curvature", [GaussNewton, ExactHessian])
-@pytest.mark.parametrize("kind", ["gaussian", "bernoulli", "categorical"])
-def test_newton_methods_stop_at_a_minimiser(kind, curvature):
-    """OGGN and ON: the gradient of the whole loss vanishes, and q is Laplace's there."""
+def regularised(kind: str) -> Problem:
+    """A prior that makes the loss convex enough for few steps, also with a diagonal precision."""
     case = problem(kind, examples=12, outputs=2)
-    own = method(case, curvature)
+    return replace(case, delta=(300 if kind == "gaussian" else 30) * case.delta)
+
+
+@pytest.mark.parametrize("row", [(GaussNewton, Dense), (ExactHessian, Dense), (EmpiricalFisher, Diagonal)], ids=["OGGN", "ON", "OGN"])
+@pytest.mark.parametrize("kind", ["gaussian", "bernoulli", "categorical"])
+def test_methods_at_the_mean_stop_at_a_minimiser(kind, row):
+    """OGGN, ON, OGN: the gradient of the whole loss vanishes, at weights that another method finds too."""
+    case = regularised(kind)
+    own = method(case, *row)
+    state = own.init(case.weights, 100.0)
+    assert torch.func.grad(case.total_loss)(state.mean).norm() > 10
+    for _ in range(130):
+        state, _ = own.update(state, data(case), 0.4)
+    assert torch.func.grad(case.total_loss)(state.mean).norm() < 1e-8
+    torch.testing.assert_close(state.mean, case.at_minimum().weights, rtol=1e-7, atol=1e-9)
+    curved = hessian(case, row[0], state.mean) + torch.diag(case.delta)
+    expected = curved.diagonal() if row[1] is Diagonal else curved
+    found = state.precision.diagonal() if row[1] is Diagonal else state.precision.dense()
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
+
+
+def test_oggn_stops_at_a_minimiser_of_a_network_that_fits():
+    """The data decides, not the prior; GGN and Hessian differ, so it takes more steps."""
+    case = problem("gaussian", examples=12, outputs=2)
+    own = method(case)
     state = own.init(case.weights, 100.0)
     for _ in range(400):
         state, _ = own.update(state, data(case), 0.2)
-    gradient = torch.func.grad(case.total_loss)(state.mean)
-    assert gradient.norm() < 1e-8
-    expected = hessian(case, curvature, state.mean) + torch.diag(case.delta)
-    torch.testing.assert_close(state.precision.dense(), expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["gaussian", "bernoulli", "categorical"])
-def test_ogn_stops_at_a_minimiser(kind):
-    """With a strong prior, so that a diagonal scaling converges in few steps; far from the start all the same."""
-    case = problem(kind, examples=12, outputs=2)
-    case = replace(case, delta=10 * case.delta)
-    own = method(case, EmpiricalFisher, Diagonal)
-    state = own.init(case.weights, 100.0)
-    assert torch.func.grad(case.total_loss)(state.mean).norm() > 1
-    for _ in range(150):
-        state, _ = own.update(state, data(case), 0.3)
     assert torch.func.grad(case.total_loss)(state.mean).norm() < 1e-8
+    assert torch.func.hessian(case.total_loss)(state.mean).diagonal().min() > 0
 
 
 def linear_case() -> tuple[nn.Module, Tensor, Tensor, Tensor, float]:
@@ -184,9 +191,9 @@ def test_voggn_converges_there_for_smaller_rates_and_plain_samples():
 def test_diagonal_voggn_finds_the_means_and_conditional_variances():
     """The best diagonal Gaussian of a Gaussian: its mean, and 1 / precision_pp."""
     own, batch, weights = linear_method(2, Diagonal, antithetic=True)
-    state = own.init(weights, 3.0)
-    for _ in range(3000):
-        state, _ = own.update(state, batch, 0.1, generator=torch.Generator().manual_seed(0))
+    state = own.init(weights, 30.0)
+    for _ in range(200):
+        state, _ = own.update(state, batch, 0.5, generator=torch.Generator().manual_seed(0))
     mean, precision = exact_posterior()
     torch.testing.assert_close(state.mean, mean, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(state.precision.diagonal(), precision.diagonal(), rtol=1e-10, atol=1e-10)
@@ -205,7 +212,7 @@ def test_samples_come_from_q_and_in_pairs_if_antithetic():
     torch.testing.assert_close(pairs[:2] + pairs[2:], 2 * state.mean.expand(2, -1), rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.parametrize("beta", [0.0, -0.1, 1.1, float("nan"), True, "0.1"])
+@pytest.mark.parametrize("beta", [0.0, -0.1, 1.1, float("nan")])
 def test_rates_outside_of_the_interval(beta):
     case = problem("gaussian")
     own = method(case)
@@ -246,7 +253,7 @@ def test_a_loss_that_is_no_number_names_step_and_batch():
     own = method(case)
     state = replace(own.init(case.weights, 1.0), step=16)
     bad = Data(case.x[:3], torch.where(torch.arange(3)[:, None] == 1, float("inf"), case.y[:3]))
-    with pytest.raises(DivergedError, match=r"Step 17, batch 2 of the step .*example 1 of it"):
+    with pytest.raises(DivergedError, match=r"Step 17, batch 2 of the step .*the loss of example 1 of it is NaN or infinite"):
         own.update(state, [data(case), bad], 0.1)
 
 

@@ -233,9 +233,7 @@ def test_batch_normalisation_uses_running_statistics(kind):
 def test_training_lowers_the_loss_of_a_real_network():
     module, x, _ = normalised()
     y = x.mean((1, 2)).argsort().argsort() // 4
-    optimizer = VOGN(
-        module, CategoricalLikelihood(), 12, lr=0.1, momentum=0.9, initial_precision=100.0, prior_precision=0.01
-    )
+    optimizer = VOGN(module, CategoricalLikelihood(), 1200, lr=0.1, precision_lr=0.01, momentum=0.9, initial_precision=120.0)
     first = nn.functional.cross_entropy(module.eval()(x), y)
     for _ in range(80):
         optimizer.step(x, y)

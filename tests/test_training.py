@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from dnn2gp.checkpoints import load_checkpoint
 from dnn2gp.cli import app
 from dnn2gp.datasets import load_images
-from dnn2gp.errors import FileFormatError, InputError
+from dnn2gp.errors import DivergedError, FileFormatError, InputError
 from dnn2gp.nets import lenet5
 from dnn2gp.training import TrainConfig, run
 
@@ -62,10 +62,17 @@ def test_command(digits: Path, tmp_path: Path) -> None:
 
 
 def test_it_learns(digits: Path, tmp_path: Path) -> None:
-    """More than nine in ten digits after a few epochs, by VOGN as by Adam."""
-    config = TrainConfig(epochs=6, batch_size=32, num_train=1200, networks=3, out=tmp_path)
-    result = run(config, beside=("adam",))
-    assert all(score.accuracy > 0.9 for score in result.scores)
+    """Most digits after a few epochs of few images, with a posterior that is cold enough for that."""
+    result = run(TrainConfig(epochs=6, batch_size=32, num_train=1200, networks=3, temperature=0.02, out=tmp_path))
+    assert all(score.accuracy > 0.85 for score in result.scores)
+
+
+def test_a_training_that_diverges_keeps_its_last_good_state(digits: Path, tmp_path: Path) -> None:
+    config = replace(TrainConfig.preset("smoke"), out=tmp_path, lr=1.0, initial_precision=1e-12, momentum=0.0)
+    with pytest.raises(DivergedError, match="The state before"):
+        run(config)
+    kept = load_checkpoint(tmp_path / "vogn" / "checkpoint.safetensors")
+    assert all(value.isfinite().all() for value in kept["network"].values())
 
 
 @pytest.mark.parametrize("method", ["vogn", "adam"])

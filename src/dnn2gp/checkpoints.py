@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from dnn2gp.errors import FileFormatError, InputError
@@ -41,8 +41,7 @@ def save_checkpoint(path: str | PathLike[str], tree: dict[str, Any]) -> None:
 def load_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
     """Read what `save_checkpoint` wrote."""
     try:
-        with safe_open(Path(path), framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        tensors = load(Path(path).read_bytes())  # at once: a training may put a newer one in its place meanwhile
         text = bytes(tensors.pop(_KEY).tolist()).decode()
         return _unpacked(json.loads(text), tensors)
     except (SafetensorError, KeyError, ValueError, TypeError) as error:

@@ -108,7 +108,11 @@ def train(
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training set.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples of a step.")] = None,
     lr: Annotated[float | None, typer.Option(help="The first learning rate: β, in (0, 1]; Adam's own for Adam.")] = None,
+    precision_lr: Annotated[float | None, typer.Option(help="The rate of the precision (VOGN, OGN).")] = None,
+    initial_precision: Annotated[float | None, typer.Option(help="The first precision of q (VOGN, OGN).")] = None,
     prior_precision: Annotated[float | None, typer.Option(help="δ of the prior, on the summed loss.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="T of a posterior ∝ p(D|w)^{1/T} p(w).")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of past gradients (VOGN, OGN).")] = None,
     num_samples: Annotated[int | None, typer.Option(min=1, help="Samples of q a step (VOGN).")] = None,
     out: Annotated[Path, typer.Option(help="Folder for checkpoints and results.json.")] = Path("dnn2gp-train"),
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
@@ -126,7 +130,11 @@ def train(
             "epochs": epochs,
             "batch_size": batch_size,
             "lr": lr,
+            "precision_lr": precision_lr,
+            "initial_precision": initial_precision,
             "prior_precision": prior_precision,
+            "temperature": temperature,
+            "momentum": momentum,
             "num_samples": num_samples,
         }
         chosen = {name: value for name, value in given.items() if value is not None}

@@ -116,7 +116,7 @@ class OnlineNewton:
             features = self.features.at(weights)
             found.append(self.curvature.evaluate(features, batch, self.likelihood, dense=dense))
         result = Evaluation.mean(found)
-        if not result.loss.isfinite() or not result.gradient.isfinite().all():
+        if not all(value.isfinite().all() for value in (result.loss, result.gradient, result.curvature)):
             raise self._diverged(state, samples, batch, position)
         return result
 
@@ -188,10 +188,10 @@ class OnlineNewton:
         """Say which examples, at which step, and what can be done."""
         outputs = self.features.at(samples[0]).outputs(batch.inputs)
         bad = (~self.likelihood.loss(outputs, batch.targets).isfinite()).nonzero().flatten().tolist()
-        where = f"example {bad[0]} of it" if bad else "its gradient"
+        what = f"the loss of example {bad[0]} of it" if bad else "its gradient or curvature"
         return DivergedError(
-            f"Step {state.step + 1}, batch {position + 1} of the step ({batch.num_examples} examples): the loss is NaN "
-            f"or infinite (first in {where}). The state before this step is intact and can be saved. Look at the batch; "
+            f"Step {state.step + 1}, batch {position + 1} of the step ({batch.num_examples} examples): {what} is NaN "
+            f"or infinite. The state before this step is intact and can be saved. Look at the batch; "
             "lower the learning rate, or raise the first precision so that samples stay near the mean."
         )
 

@@ -25,7 +25,9 @@ class TrainConfig:
     prior_precision: float = 1.0
     """δ of the summed loss; Adam gets the weight decay δ / N."""
     initial_precision: float | None = None
-    """Σ_0⁻¹; None: N / 10."""
+    """Σ_0⁻¹; None: N / (10 T)."""
+    temperature: float = 1.0
+    """T of a posterior ∝ p(D|w)^{1/T} p(w); below 1 for few data, where one with T = 1 stays near the prior."""
     momentum: float = 0.9
     num_samples: int = 1
     networks: int = 30
@@ -40,7 +42,9 @@ class TrainConfig:
     def preset(name: str) -> TrainConfig:
         """`paper`, or `smoke`: a little of everything, to see that it works."""
         if name == "smoke":
-            return TrainConfig(epochs=2, batch_size=32, num_train=200, networks=2, checkpoint_seconds=0.0)
+            return TrainConfig(
+                epochs=2, batch_size=32, num_train=200, networks=2, temperature=0.01, checkpoint_seconds=0.0
+            )
         return TrainConfig()
 
     @property

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from dnn2gp.checkpoints import load_checkpoint, save_checkpoint
 from dnn2gp.datasets import Images, load_images
-from dnn2gp.errors import InputError
+from dnn2gp.errors import DivergedError, InputError
 from dnn2gp.files import write_whole
 from dnn2gp.likelihoods import CategoricalLikelihood
 from dnn2gp.metrics import accuracy, ece, nll
@@ -69,7 +69,11 @@ def run(
     with show_progress(console.is_terminal):
         for each in configs:
             training = Training(each, images, resume=resume)
-            training.run()
+            try:
+                training.run()
+            except KeyboardInterrupt:
+                console.print(f"Stopped. {training.path} is the last checkpoint: go on from there with --resume.")
+                raise
             scores += training.scores()
     console.print(table(scores))
     text = json.dumps({"scores": [asdict(score) for score in scores], "config": _plain(config)}, indent=2)
@@ -104,7 +108,11 @@ class Training:
         order = self._order()
         for position in steps:
             chosen = order[self.batch * self.config.batch_size : (self.batch + 1) * self.config.batch_size]
-            self._step(self.inputs[chosen], self.labels[chosen], position / total)
+            try:
+                self._step(self.inputs[chosen], self.labels[chosen], position / total)
+            except DivergedError:
+                self._save()  # the state before this step
+                raise
             self.batch += 1
             if self.batch == self.batches:
                 self.epoch, self.batch = self.epoch + 1, 0
@@ -126,10 +134,11 @@ class Training:
     def _optimizer(self) -> torch.optim.Optimizer:
         config, count = self.config, len(self.labels)
         if config.method == "adam":
-            decay = config.prior_precision / count
+            decay = config.prior_precision * config.temperature / count
             return torch.optim.Adam(self.network.parameters(), lr=config.rate, weight_decay=decay)
         kind: Callable[..., OnlineNewtonOptimizer] = VOGN if config.method == "vogn" else OGN
         own = {"num_samples": config.num_samples} if config.method == "vogn" else {}
+        first = count / (10 * config.temperature) if config.initial_precision is None else config.initial_precision
         return kind(
             self.network,
             CategoricalLikelihood(),
@@ -137,7 +146,8 @@ class Training:
             lr=config.rate,
             precision_lr=config.precision_lr,
             prior_precision=config.prior_precision,
-            initial_precision=count / 10 if config.initial_precision is None else config.initial_precision,
+            initial_precision=first,
+            temperature=config.temperature,
             momentum=config.momentum,
             seed=config.seed,
             **own,
