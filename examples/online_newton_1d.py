@@ -22,19 +22,18 @@ GAP = (-0.6, 1.2)
 
 
 def make_data(num_examples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """y = sin 2x + noise on both sides of a gap."""
+    """y = sin 1.5x + noise on both sides of a gap."""
     left = torch.linspace(-3, GAP[0], num_examples // 2, dtype=torch.float64)
     right = torch.linspace(GAP[1], 3, num_examples - num_examples // 2, dtype=torch.float64)
     x = torch.cat([left, right]).unsqueeze(1)
     noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
-    return x, torch.sin(2 * x) + SIGMA * noise
+    return x, torch.sin(1.5 * x) + SIGMA * noise
 
 
 def train(network: nn.Module, x: Tensor, y: Tensor, recorder: Recorder, steps: int) -> VOGN:
     """The familiar loop; after the steps that the recorder wants, it keeps the GP."""
     optimizer = VOGN(
-        network, GaussianLikelihood(SIGMA), len(x), lr=0.02, precision_lr=0.02, momentum=0.9, num_samples=4,
-        prior_precision=0.5, initial_precision=20.0,
+        network, GaussianLikelihood(SIGMA), len(x), lr=0.3, momentum=0.9, num_samples=4, prior_precision=0.5, initial_precision=1000.0,
     )  # fmt: skip
     optimizer.register_step_post_hook(recorder)
     for step in range(1, steps + 1):

@@ -105,7 +105,9 @@ def regularised(kind: str) -> Problem:
     return replace(case, delta=(300 if kind == "gaussian" else 30) * case.delta)
 
 
-@pytest.mark.parametrize("row", [(GaussNewton, Dense), (ExactHessian, Dense), (EmpiricalFisher, Diagonal)], ids=["OGGN", "ON", "OGN"])
+@pytest.mark.parametrize(
+    "row", [(GaussNewton, Dense), (ExactHessian, Dense), (EmpiricalFisher, Diagonal)], ids=["OGGN", "ON", "OGN"]
+)
 @pytest.mark.parametrize("kind", ["gaussian", "bernoulli", "categorical"])
 def test_methods_at_the_mean_stop_at_a_minimiser(kind, row):
     """OGGN, ON, OGN: the gradient of the whole loss vanishes, at weights that another method finds too."""
@@ -154,7 +156,9 @@ def exact_posterior() -> tuple[Tensor, Tensor]:
 def linear_method(num_samples: int, structure=Dense, **settings) -> tuple[OnlineNewton, Data, Tensor]:
     module, x, y, delta, sigma = linear_case()
     features = LayerwiseFeatures(network := Network(module, x), x)
-    own = OnlineNewton(features, GaussianLikelihood(sigma), len(x), delta, GaussNewton, structure, num_samples, **settings)
+    own = OnlineNewton(
+        features, GaussianLikelihood(sigma), len(x), delta, GaussNewton, structure, num_samples, **settings
+    )
     return own, Data(x, y), network.weights
 
 
@@ -253,7 +257,9 @@ def test_a_loss_that_is_no_number_names_step_and_batch():
     own = method(case)
     state = replace(own.init(case.weights, 1.0), step=16)
     bad = Data(case.x[:3], torch.where(torch.arange(3)[:, None] == 1, float("inf"), case.y[:3]))
-    with pytest.raises(DivergedError, match=r"Step 17, batch 2 of the step .*the loss of example 1 of it is NaN or infinite"):
+    with pytest.raises(
+        DivergedError, match=r"Step 17, batch 2 of the step .*the loss of example 1 of it is NaN or infinite"
+    ):
         own.update(state, [data(case), bad], 0.1)
 
 

@@ -110,7 +110,11 @@ def test_a_resumed_training_ends_at_the_same_bits(kind, tmp_path):
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     for step in range(6):
         if step == 3:
-            tree = {"network": dict(module.state_dict()), "optimizer": optimizer.state_dict(), "at": schedule.state_dict()}
+            tree = {
+                "network": dict(module.state_dict()),
+                "optimizer": optimizer.state_dict(),
+                "at": schedule.state_dict(),
+            }
             save_checkpoint(tmp_path / "run.safetensors", tree)
             buffer = io.BytesIO()
             torch.save(optimizer.state_dict(), buffer)
@@ -155,7 +159,9 @@ def test_kl_and_elbo():
     assert optimizer.kl() == pytest.approx(kl.item(), rel=1e-12)
     J = torch.cat([x, torch.ones(10, 1)], 1).double()
     noise = torch.randn(P, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    weights = mu[:, None] + torch.linalg.solve_triangular(torch.linalg.cholesky(q.precision.dense()).T, noise, upper=True)
+    weights = mu[:, None] + torch.linalg.solve_triangular(
+        torch.linalg.cholesky(q.precision.dense()).T, noise, upper=True
+    )
     log_prob = torch.distributions.Normal(J @ weights, 0.5).log_prob(y).sum(0)
     found = optimizer.elbo((x, y), 50, torch.Generator().manual_seed(0))
     assert found == pytest.approx(log_prob.mean().item() / 2 - kl.item(), rel=1e-12)
@@ -233,7 +239,9 @@ def test_batch_normalisation_uses_running_statistics(kind):
 def test_training_lowers_the_loss_of_a_real_network():
     module, x, _ = normalised()
     y = x.mean((1, 2)).argsort().argsort() // 4
-    optimizer = VOGN(module, CategoricalLikelihood(), 1200, lr=0.1, precision_lr=0.01, momentum=0.9, initial_precision=120.0)
+    optimizer = VOGN(
+        module, CategoricalLikelihood(), 1200, lr=0.1, precision_lr=0.01, momentum=0.9, initial_precision=120.0
+    )
     first = nn.functional.cross_entropy(module.eval()(x), y)
     for _ in range(80):
         optimizer.step(x, y)

@@ -36,7 +36,9 @@ def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
     labels = labels.astype(np.uint8)
-    np.savez(folder / "mnist.npz", x_train=images[:1200], y_train=labels[:1200], x_test=images[1200:], y_test=labels[1200:])
+    np.savez(
+        folder / "mnist.npz", x_train=images[:1200], y_train=labels[:1200], x_test=images[1200:], y_test=labels[1200:]
+    )
     monkeypatch.setenv("DNN2GP_DATA", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing"))
     return folder

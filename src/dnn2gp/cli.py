@@ -107,7 +107,9 @@ def train(
     beside: Annotated[list[Method] | None, typer.Option(help="Methods to train for the same epochs beside it.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training set.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples of a step.")] = None,
-    lr: Annotated[float | None, typer.Option(help="The first learning rate: β, in (0, 1]; Adam's own for Adam.")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="The first learning rate: β, in (0, 1]; Adam's own for Adam.")
+    ] = None,
     precision_lr: Annotated[float | None, typer.Option(help="The rate of the precision (VOGN, OGN).")] = None,
     initial_precision: Annotated[float | None, typer.Option(help="The first precision of q (VOGN, OGN).")] = None,
     prior_precision: Annotated[float | None, typer.Option(help="δ of the prior, on the summed loss.")] = None,
@@ -117,7 +119,9 @@ def train(
     out: Annotated[Path, typer.Option(help="Folder for checkpoints and results.json.")] = Path("dnn2gp-train"),
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
-    preset: Annotated[TrainPreset, typer.Option(help="smoke: a little of it, to see that it works.")] = TrainPreset.paper,
+    preset: Annotated[
+        TrainPreset, typer.Option(help="smoke: a little of it, to see that it works.")
+    ] = TrainPreset.paper,
 ) -> None:
     """Train LeNet-5 by VOGN, OGN or Adam; write checkpoints; print accuracy, NLL and ECE on the test set.
 

@@ -1,8 +1,8 @@
 """Σᵢ ∇²ℓᵢ(w) in three ways, with the gradient and the loss of the same pass: what a step of an online-Newton method sees.
 
-    GaussNewton        Σᵢ Jᵢᵀ Λᵢ Jᵢ                    Eq. (7)
-    EmpiricalFisher    Σᵢ gᵢ gᵢᵀ,  gᵢ = Jᵢᵀ rᵢ         per-example gradients, as in VOGN
-    ExactHessian       Σᵢ Jᵢᵀ Λᵢ Jᵢ + (∇² f)ᵢ rᵢ       Eq. (6), for small networks
+GaussNewton        Σᵢ Jᵢᵀ Λᵢ Jᵢ                    Eq. (7)
+EmpiricalFisher    Σᵢ gᵢ gᵢᵀ,  gᵢ = Jᵢᵀ rᵢ         per-example gradients, as in VOGN
+ExactHessian       Σᵢ Jᵢᵀ Λᵢ Jᵢ + (∇² f)ᵢ rᵢ       Eq. (6), for small networks
 """
 
 from __future__ import annotations

@@ -182,9 +182,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         self._pending = None
         self._adopt(after)
         batches = tuple(pending.batches)
-        return StepInfo(
-            pending.method, pending.state.step, pending.samples, batches, lr, pending.evaluation, gradient
-        )
+        return StepInfo(pending.method, pending.state.step, pending.samples, batches, lr, pending.evaluation, gradient)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, and what `backward` has evaluated since the last step."""
@@ -289,7 +287,9 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         grads = [weight.grad for weight in self._named.values()]
         if all(grad is not None and torch.equal(grad, own) for grad, own in zip(grads, pending.written, strict=True)):
             return pending.gradient
-        flat = [torch.zeros_like(own) if grad is None else grad for grad, own in zip(grads, pending.written, strict=True)]
+        flat = [
+            torch.zeros_like(own) if grad is None else grad for grad, own in zip(grads, pending.written, strict=True)
+        ]
         return torch.cat([grad.detach().reshape(-1) for grad in flat]).double() * self.num_data
 
     def _forget(self) -> None:

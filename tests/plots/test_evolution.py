@@ -18,7 +18,11 @@ SPREAD = np.stack([0.3 + 0 * GRID, 0.2 + 0 * GRID, 0.1 + 0 * GRID])
 
 def test_posterior_strip() -> None:
     figure = posterior_strip([1, 10, 1000], GRID, MEANS, SPREAD, 0.1, DATA)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["after 1 step", "after 10 steps", "after 1,000 steps"]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "after 1 step",
+        "after 10 steps",
+        "after 1,000 steps",
+    ]
     for axes, mean in zip(figure.axes, MEANS, strict=True):
         lines = {line.get_label(): line for line in axes.get_lines()}
         np.testing.assert_array_equal(lines["mean"].get_ydata(), mean)

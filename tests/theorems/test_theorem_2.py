@@ -100,7 +100,9 @@ def test_the_linear_model_is_that_of_appendix_a(kind, outputs, num_samples):
     torch.testing.assert_close(model.prior.mean, m, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(model.prior.precision.dense(), torch.linalg.inv(V), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(model.transformed_data.outputs, outputs_tilde, rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(model.transformed_data.noise_precision, beta / S * noise_precision, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        model.transformed_data.noise_precision, beta / S * noise_precision, rtol=1e-9, atol=1e-11
+    )
 
     precision = torch.linalg.inv(V) + torch.einsum("nkp,nkl,nlq->pq", J, beta / S * noise_precision, J)
     right = torch.linalg.inv(V) @ m + torch.einsum("nkp,nkl,nl->p", J, beta / S * noise_precision, outputs_tilde)

@@ -82,7 +82,9 @@ def _download(name: str) -> Path:
         ) from error
     images, labels = pixels.reshape(-1, *source.shape).astype(np.uint8), classes.astype(np.uint8)
     if len(images) != source.num_train + source.num_test:
-        raise FileFormatError(f"{name}: OpenML sent {len(images)} images; expected {source.num_train + source.num_test}.")
+        raise FileFormatError(
+            f"{name}: OpenML sent {len(images)} images; expected {source.num_train + source.num_test}."
+        )
     train, test = slice(0, source.num_train), slice(source.num_train, None)
     arrays = dict(zip(_KEYS, (images[train], labels[train], images[test], labels[test]), strict=True))
     target.parent.mkdir(parents=True, exist_ok=True)
