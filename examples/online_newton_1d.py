@@ -1,4 +1,4 @@
-"""Every iteration is a GP: train a network of one input with VOGN, and draw the GP that it is after 1, 10, 100, 1000 steps.
+"""Every iteration is a GP: train a network with VOGN, and draw the GP that it is after 1, 10, 100, 1000 steps.
 
 python examples/online_newton_1d.py                      # writes online_newton_1d.png
 python examples/online_newton_1d.py --output steps.png
@@ -33,7 +33,8 @@ def make_data(num_examples: int, generator: torch.Generator) -> tuple[Tensor, Te
 def train(network: nn.Module, x: Tensor, y: Tensor, recorder: Recorder, steps: int) -> VOGN:
     """The familiar loop; after the steps that the recorder wants, it keeps the GP."""
     optimizer = VOGN(
-        network, GaussianLikelihood(SIGMA), len(x), lr=0.3, momentum=0.9, num_samples=4, prior_precision=0.5, initial_precision=1000.0,
+        network, GaussianLikelihood(SIGMA), len(x), lr=0.3, momentum=0.9, num_samples=4,
+        prior_precision=0.5, initial_precision=1000.0,
     )  # fmt: skip
     optimizer.register_step_post_hook(recorder)
     for step in range(1, steps + 1):

@@ -333,7 +333,7 @@ def test_bad_arguments():
     case = problem("categorical", examples=8, outputs=3)
     with pytest.raises(InputError, match="looks at the mean and draws none"):
         fresh(OGN, num_samples=2)
-    with pytest.raises(InputError, match="holds for every example"):
+    with pytest.raises(InputError, match="for all examples alike"):
         VOGN(case.module, GaussianLikelihood(torch.ones(8, 1)), 8)
     with pytest.raises(InputError, match="num_data"):
         VOGN(case.module, case.likelihood, 0)

@@ -1,4 +1,4 @@
-"""convert(network, data, likelihood, prior_precision): steps A, B and C in one call; convert_step for a training step."""
+"""convert(network, data, likelihood, prior_precision): steps A, B and C in one call; convert_step for a step."""
 
 from __future__ import annotations
 

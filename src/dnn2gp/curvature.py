@@ -1,4 +1,4 @@
-"""Σᵢ ∇²ℓᵢ(w) in three ways, with the gradient and the loss of the same pass: what a step of an online-Newton method sees.
+"""Σᵢ ∇²ℓᵢ(w) in three ways, with the gradient and the loss of the same pass: what an online-Newton step sees.
 
 GaussNewton        Σᵢ Jᵢᵀ Λᵢ Jᵢ                    Eq. (7)
 EmpiricalFisher    Σᵢ gᵢ gᵢᵀ,  gᵢ = Jᵢᵀ rᵢ         per-example gradients, as in VOGN

@@ -94,7 +94,7 @@ class Expansion:
         )
 
     def anchored(self, anchor: Float[Tensor, " P"]) -> Expansion:
-        """The same features, residual and D at another anchor: ỹ = J a − Λ⁻¹ r (Theorem 2 has a = μ_t, J at samples)."""
+        """The same features, residual and D at another anchor: ỹ = J a − Λ⁻¹ r (Theorem 2: a = μ_t, J at samples)."""
         return replace(self, anchor=anchor)
 
     def weighted(self, weight: float) -> Expansion:

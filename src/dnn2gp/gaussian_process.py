@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dnn2gp.averaged_predictive import AveragedPredictive
 from dnn2gp.data import read_data
 from dnn2gp.errors import InputError
 from dnn2gp.evidence import Evidence, EvidenceGradient, evidence, evidence_gradient
@@ -21,7 +22,7 @@ from dnn2gp.kernels import Kernel
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.linear_model import LinearModel
 from dnn2gp.network import Network
-from dnn2gp.predictive import AveragedPredictive, Predictive
+from dnn2gp.predictive import Predictive
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +115,7 @@ class GaussianProcess:
         """S, the samples of q_t whose features are stacked; 1 after Laplace, OGGN, or a step with one sample."""
         return self.features.num_outputs // self.network.num_outputs
 
-    def predict(self, inputs: Inputs, likelihood: Likelihood | None = None) -> Predictive | AveragedPredictive:
+    def predict(self, inputs: Inputs, likelihood: Likelihood | None = None) -> Predictive:
         """The predictive distribution of y, Appendix B. `likelihood` gives the noise at these inputs if it differs.
 
         Inputs that require a gradient get one: every field of the result can be differentiated with respect to them.

@@ -67,7 +67,7 @@ class LinearModel:
         ỹ = J_t(x) w + ε,  ε ~ N(0, S (β Λ_t)⁻¹),  w ~ N(m_t, V_t),  with the features of S samples of q_t stacked and
         ỹ = J_t μ_t − Λ_t⁻¹ r_t: anchored at the mean μ_t, and not at the sample as the main text has it.
 
-        `state` is the one before the step, `info` what the step gave; `beta` is its β unless another one is given. After
+        `state` is the one before the step, `info` what the step gave; `beta` is its β unless another is given. After
         a step with a diagonal structure, with momentum or with two rates, this is the model of the plain, dense step
         from the same q_t. `expansion`: Gauss-Newton, as in the paper, or `Expansion.empirical_fisher`.
         """

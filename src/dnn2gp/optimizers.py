@@ -109,7 +109,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
             raise InputError(f"network: expected the torch.nn.Module to train; got {type(network).__name__}.")
         if not isinstance(likelihood, Likelihood) or likelihood.per_example:
             raise InputError(
-                "likelihood: expected a dnn2gp likelihood that holds for every example, e.g. CategoricalLikelihood() or "
+                "likelihood: expected a dnn2gp likelihood for all examples alike, e.g. CategoricalLikelihood() or "
                 f"GaussianLikelihood(0.1); got {likelihood!r}."
             )
         samples = (0 if self.at_mean else 1) if num_samples is None else num_samples
@@ -117,8 +117,8 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
             raise InputError(f"num_samples: {type(self).__name__} looks at the mean and draws none; got {num_samples}.")
         if not self.at_mean and samples == 0:
             raise InputError(
-                f"num_samples: expected at least 1 sample; got 0. {type(self).__name__[1:]} is the method that looks at "
-                "the mean instead."
+                f"num_samples: expected at least 1 sample; got 0. {type(self).__name__[1:]} is the method that looks "
+                "at the mean instead."
             )
         check_settings(num_data, samples, momentum, temperature, antithetic)
         check_rate("lr", lr)

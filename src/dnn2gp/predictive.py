@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
-from math import prod
 
 import torch
 from jaxtyping import Float
@@ -143,7 +141,7 @@ class Predictive(Moments):
         generator = own_generator(generator, self.outputs.device)
         latents = self.sample_latent(num_samples, generator)
         draws = torch.cat([self.likelihood.sample(f, 1, generator) for f in latents])
-        whole = draws.shape[2:] == self.outputs.shape[1:]
+        whole = draws.shape[2:] == latents.shape[2:]
         return draws.reshape(*draws.shape[:2], *self.output_shape) if whole else draws
 
     def _check_noise(self) -> None:
@@ -152,97 +150,6 @@ class Predictive(Moments):
                 "The noise of this GP was given for each training example, which says nothing of other inputs. Pass "
                 "that of these: predict(inputs, likelihood=GaussianLikelihood(sigma_for_these_inputs))."
             )
-
-
-@dataclass(frozen=True, eq=False)
-class AveragedPredictive(Moments):
-    """Appendix B.3: with S samples of q_t there are S maps y_s = h(f_s) + D_s (ỹ_s − J_s μ_t), and y is their average.
-
-        mean        (1/S) Σ_s [h(f_s) + D_s J_s (μ − μ_t)]
-        aleatoric   (1/S) Σ_s Cov(y | f_s)
-        epistemic   (1/S²) Σ_{s,s'} D_s J_s Σ̃ J_{s'}ᵀ D_{s'}ᵀ        the variance of the average of S correlated maps
-
-    Averages of a nonlinear h (`delta`, `probit`, `monte_carlo`) are those of the maps, averaged.
-    """
-
-    likelihood: Likelihood
-    output_shape: tuple[int, ...]
-    outputs: Float[Tensor, "N SK"]
-    """f_{w_s}(x) of each sample, side by side."""
-    shift: Float[Tensor, "N SK"]
-    """J_s(x)(μ − μ_t)."""
-    latent_covariance: Float[Tensor, "N SK SK"]
-    """J_s Σ̃ J_{s'}ᵀ."""
-    noise_known: bool = True
-
-    def __repr__(self) -> str:
-        """One line."""
-        sizes = f"{len(self.maps)} maps, {len(self.outputs)} inputs"
-        return f"AveragedPredictive({sizes}, outputs of shape {self.output_shape})"
-
-    @cached_property
-    def maps(self) -> tuple[Predictive, ...]:
-        """The prediction of each map alone."""
-        K = prod(self.output_shape)
-        parts = [slice(start, start + K) for start in range(0, self.outputs.shape[1], K)]
-        return tuple(
-            Predictive(
-                self.likelihood,
-                self.output_shape,
-                self.outputs[:, part],
-                self.shift[:, part],
-                self.latent_covariance[:, part, part],
-                self.noise_known,
-            )
-            for part in parts
-        )
-
-    @property
-    def latent_mean(self) -> Float[Tensor, "N K"]:
-        """The average of the linearised networks."""
-        return torch.stack([each.latent_mean for each in self.maps]).mean(0)
-
-    @property
-    def mean(self) -> Float[Tensor, "N *shape"]:
-        """The average of the maps' means."""
-        return torch.stack([each.mean for each in self.maps]).mean(0)
-
-    @property
-    def aleatoric_covariance(self) -> Float[Tensor, "N K K"]:
-        """The average noise of the labels."""
-        return torch.stack([each.aleatoric_covariance for each in self.maps]).mean(0)
-
-    @property
-    def epistemic_covariance(self) -> Float[Tensor, "N K K"]:
-        """The covariance of the average."""
-        slopes = [self.likelihood.mean_jacobian(each.outputs) for each in self.maps]
-        slope = torch.cat(slopes, 2) / len(slopes)
-        return slope @ self.latent_covariance @ slope.mT
-
-    @property
-    def aleatoric(self) -> Float[Tensor, "N *shape"]:
-        """The aleatoric variance of each output."""
-        return self._shaped(self.aleatoric_covariance.diagonal(dim1=1, dim2=2))
-
-    @property
-    def epistemic(self) -> Float[Tensor, "N *shape"]:
-        """The epistemic variance of each output."""
-        return self._shaped(self.epistemic_covariance.diagonal(dim1=1, dim2=2))
-
-    def delta(self) -> Float[Tensor, "N *shape"]:
-        """The average of h(E f_s)."""
-        return torch.stack([each.delta() for each in self.maps]).mean(0)
-
-    def probit(self) -> Float[Tensor, "N *shape"]:
-        """The average of the maps' probit approximations, for classification."""
-        return torch.stack([each.probit() for each in self.maps]).mean(0)
-
-    def monte_carlo(
-        self, num_samples: int = 1000, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "N *shape"]:
-        """The average of the maps' E[h(f_s)], `num_samples` for each."""
-        generator = own_generator(generator, self.outputs.device)
-        return torch.stack([each.monte_carlo(num_samples, generator) for each in self.maps]).mean(0)
 
 
 def psd_root(covariance: Float[Tensor, "*B K K"]) -> Float[Tensor, "*B K K"]:

@@ -119,9 +119,11 @@ def _pack(gp: GaussianProcess) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "likelihood": {} if isinstance(gp.likelihood, CustomLikelihood) else gp.likelihood.state(),
         "inference": gp.inference.state(),
     }
-    maps = gp.features.maps if isinstance(gp.features, StackedFeatures) else (gp.features,)
-    if len(maps) > 1 or not torch.equal(maps[0].anchor, gp.network.weights) or expansion.anchor is not maps[0].anchor:
-        parts["step"] = {"anchor": expansion.anchor, "samples": torch.stack([each.anchor for each in maps])}
+    maps = list(gp.features.maps) if isinstance(gp.features, StackedFeatures) else [gp.features]
+    samples = torch.stack([each.anchor for each in maps])
+    at_network = len(maps) == 1 and torch.equal(samples[0], gp.network.weights)
+    if not at_network or expansion.anchor is not gp.features.anchor:
+        parts["step"] = {"anchor": expansion.anchor, "samples": samples}
     return header, {f"{part}/{name}": tensor for part, members in parts.items() for name, tensor in members.items()}
 
 

@@ -115,7 +115,7 @@ def test_the_printed_form_of_the_main_text_fails(kind, outputs):
     """The main text anchors at the sample: ỹ = J w_t − Λ⁻¹r and m_t = (1−β) V Σ_t⁻¹ w_t.
 
     The update moves the *mean* μ_t, and its gradient term Σᵢ ∇²ℓᵢ μ_t (Eq. 22) multiplies μ_t, not the sample at which
-    the Hessian was taken. With w_t ≠ μ_t the posterior mean of the printed model is wrong by the order of w_t − μ_t; only
+    the Hessian was taken. With w_t ≠ μ_t the posterior mean of the printed model is off by about w_t − μ_t; only
     where the method looks at the mean (OGGN) do the two agree.
     """
     beta, case = 0.3, problem(kind, outputs=outputs)
@@ -189,12 +189,11 @@ def test_predictions_are_the_average_of_the_maps(kind, outputs, num_samples):
     state = some_state(case)
     own = method(case, num_samples)
     after, info = own.update(state, Data(case.x, case.y), beta, generator=torch.Generator().manual_seed(6))
-    covariance = torch.linalg.inv(after.precision.dense())
+    covariance, link = torch.linalg.inv(after.precision.dense()), case.likelihood.mean
     means, slopes, features = [], [], []
     for weights in info.samples:
         module = brute_force.with_weights(case.module, weights)
         f, J = brute_force.outputs(module, case.x_test), brute_force.jacobian(module, case.x_test)
-        link = case.likelihood.mean
         D = torch.stack([torch.func.jacrev(lambda a: link(a.unsqueeze(0)).squeeze(0))(each) for each in f])
         means.append(link(f) + torch.einsum("nkl,nlp,p->nk", D, J, after.mean - state.mean))
         slopes.append(D @ J)

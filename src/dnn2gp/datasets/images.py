@@ -1,4 +1,4 @@
-"""MNIST, from NAME.npz with uint8 arrays x_train, y_train, x_test and y_test; downloaded from OpenML if it is not there."""
+"""MNIST, from NAME.npz with uint8 arrays x_train, y_train, x_test and y_test; from OpenML if it is not there."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def posterior_strip(
 
 
 def kernel_strip(steps: Sequence[int], kernels: np.ndarray, labels: np.ndarray) -> Figure:
-    """The T × N × N kernels after each of T steps, grouped by class, each as correlations κ(x, x') / √(κ(x, x) κ(x', x')).
+    """The T × N × N kernels after each of T steps, grouped by class, as correlations κ(x, x') / √(κ(x, x) κ(x', x')).
 
     The kernel's size changes by orders of magnitude while q_t narrows; what is alike to what is seen in correlations.
     """

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import cos, pi
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ class TrainResult:
 def run(
     config: TrainConfig, console: Console | None = None, *, beside: tuple[str, ...] = (), resume: bool = False
 ) -> TrainResult:
-    """Train by `config.method` and by those `beside` it, with the same epochs; measure, print, and write results.json."""
+    """Train by `config.method` and those `beside` it, for the same epochs; measure, print, write results.json."""
     console = console or Console()
     configs = [config, *(config.beside(method) for method in beside)]
     for each in configs:
@@ -77,7 +78,7 @@ def run(
             scores += training.scores()
     console.print(table(scores))
     text = json.dumps({"scores": [asdict(score) for score in scores], "config": _plain(config)}, indent=2)
-    write_whole(config.out / "results.json", lambda place: place.write_text(text))
+    write_whole(config.out / "results.json", partial(_write, text))
     return TrainResult(tuple(scores), tuple(each.folder / "checkpoint.safetensors" for each in configs))
 
 
@@ -139,7 +140,7 @@ class Training:
             decay = config.prior_precision * config.temperature / count
             return torch.optim.Adam(self.network.parameters(), lr=config.rate, weight_decay=decay)
         kind: Callable[..., OnlineNewtonOptimizer] = VOGN if config.method == "vogn" else OGN
-        own = {"num_samples": config.num_samples} if config.method == "vogn" else {}
+        samples = config.num_samples if config.method == "vogn" else None
         first = count / (10 * config.temperature) if config.initial_precision is None else config.initial_precision
         return kind(
             self.network,
@@ -152,7 +153,7 @@ class Training:
             temperature=config.temperature,
             momentum=config.momentum,
             seed=config.seed,
-            **own,
+            num_samples=samples,
         )
 
     def _step(self, inputs: Tensor, labels: Tensor, progress: float) -> None:
@@ -232,6 +233,10 @@ def _named(network: nn.Module, weights: Float[Tensor, " P"]) -> dict[str, Tensor
     named = dict(network.named_parameters())
     parts = weights.split([weight.numel() for weight in named.values()])
     return {name: part.view_as(weight) for (name, weight), part in zip(named.items(), parts, strict=True)}
+
+
+def _write(text: str, place: Path) -> None:
+    place.write_text(text)
 
 
 def _plain(config: TrainConfig) -> dict[str, object]:
