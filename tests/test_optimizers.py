@@ -144,6 +144,9 @@ def test_a_schedule_that_begins_or_ends_at_zero():
     assert optimizer.step(x, y).beta == 0
     assert torch.equal(brute_force.flat_weights(module), before)
     assert optimizer.snapshot().step == 1
+    gp = optimizer.gaussian_process((x, y))  # with the rate that the schedule starts from
+    expected = 0.95 * 50.0 + 0.05 * optimizer.prior_precision
+    torch.testing.assert_close(gp.prior.precision.diagonal(), expected, rtol=1e-12, atol=0)
 
 
 def test_kl_and_elbo():
@@ -234,6 +237,22 @@ def test_batch_normalisation_uses_running_statistics(kind):
             expected = (2 * other.grad + other.detach()) / 24
             torch.testing.assert_close(own.grad, expected, rtol=1e-10, atol=1e-12)
     assert all(torch.equal(statistics[name], buffer) for name, buffer in module.named_buffers())
+
+
+def test_a_failed_step_leaves_no_trace_in_running_statistics():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double().train()
+    x, y = torch.randn(6, 3).double(), torch.randn(6, 1).double()
+    optimizer = OGN(module, GaussianLikelihood(1.0), 6)
+    optimizer.step(x, y)
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with pytest.raises(DivergedError):
+        optimizer.step(x, y + 1e200)
+    optimizer.backward(x, y)
+    optimizer.zero_grad()
+    assert all(torch.equal(buffer, before[name]) for name, buffer in module.named_buffers())
+    optimizer.step(x, y)
+    assert module[1].num_batches_tracked == 2
 
 
 def test_training_lowers_the_loss_of_a_real_network():

@@ -140,6 +140,8 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         self._momentum, self._step = torch.zeros_like(mean), 0
         self._features: NetworkFeatures | None = None
         self._pending: _Pending | None = None
+        self._statistics: dict[Tensor, Tensor] = {}
+        """Running statistics as they were before a step that has begun, by their buffers."""
 
     def snapshot(self) -> State:
         """q_t, its momentum and t, as a value of its own."""
@@ -179,7 +181,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         except BaseException:
             self._forget()
             raise
-        self._pending = None
+        self._pending, self._statistics = None, {}
         self._adopt(after)
         batches = tuple(pending.batches)
         return StepInfo(pending.method, pending.state.step, pending.samples, batches, lr, pending.evaluation, gradient)
@@ -212,7 +214,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
     ) -> GaussianProcess:
         """The GP of iteration t (Theorem 2) on these examples, which stand for all the data; training is not touched.
 
-        beta         by default the present lr
+        beta         by default the present lr, or the first one where a schedule has it at 0
         num_samples  of q_t, by default as many as a step draws
         """
         batch = self._checked(*_pair(data))
@@ -220,7 +222,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         if num_samples is not None:
             method = replace(method, num_samples=num_samples, antithetic=False)
         state = self.snapshot()
-        rate = float(self.param_groups[0]["lr"]) if beta is None else beta
+        rate = float(self.param_groups[0]["lr"] or self.defaults["lr"]) if beta is None else beta
         return convert_step(state, method.look(state, batch, rate, generator), inference=inference)
 
     def state_dict(self) -> dict[str, Any]:
@@ -296,7 +298,9 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         """As if the step had not begun."""
         if self._pending is not None:
             self.generator.set_state(self._pending.before)
-        self._pending = None
+        for buffer, value in self._statistics.items():
+            buffer.copy_(value)
+        self._pending, self._statistics = None, {}
 
     def _adopt(self, state: State) -> None:
         self._precision, self._momentum, self._step = state.precision, state.momentum, state.step
@@ -346,9 +350,12 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
 
         The step itself uses these, fixed: with those of the batch an example would have no gradient of its own.
         """
-        if not any(part.training and keeps_statistics(part) for part in self.network.modules()):
+        moving = [part for part in self.network.modules() if part.training and keeps_statistics(part)]
+        if not moving:
             return
         assert self._features is not None
+        for buffer in (buffer for part in moving for buffer in part.buffers(recurse=False)):
+            self._statistics.setdefault(buffer, buffer.clone())
         with torch.no_grad(), global_states_kept(), statistics_mode(self.network):
             self._features.network.call_module(inputs)
 

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from dnn2gp.plots import kernel_strip, posterior_animation, posterior_strip
+from dnn2gp.plots import kernel_animation, kernel_strip, posterior_animation, posterior_strip
 from dnn2gp.plots.evolution import MEAN
 
 GRID = np.linspace(-1, 1, 50)
@@ -46,10 +46,15 @@ def test_kernel_strip_shows_correlations() -> None:
         np.testing.assert_allclose(image, (kernel / scale[:, None] / scale)[np.ix_(order, order)], rtol=1e-12)
 
 
-def test_animation(tmp_path) -> None:
+def test_animations(tmp_path) -> None:
     posterior_animation(tmp_path / "a.gif", [1, 2, 3], GRID, MEANS, SPREAD, 0.1, DATA)
-    with Image.open(tmp_path / "a.gif") as image:
-        assert image.n_frames == 3
+    kernels = np.stack([np.eye(4) + size * np.ones((4, 4)) for size in (0.1, 1.0, 10.0)])
+    kernel_animation(tmp_path / "b.gif", [1, 2, 3], kernels, np.array([0, 0, 1, 1]))
+    for name in ("a.gif", "b.gif"):
+        with Image.open(tmp_path / name) as image:
+            assert image.n_frames == 3
+            frames = [np.asarray(image.convert("RGB")) for position in range(3) if image.seek(position) is None]
+        assert all((frames[i] != frames[j]).any() for i, j in ((0, 1), (1, 2)))
 
 
 def test_bad_arrays() -> None:

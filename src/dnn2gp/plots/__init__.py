@@ -1,10 +1,11 @@
 """Pictures: plain numpy arrays in, a matplotlib Figure out. No torch, no pyplot, nothing global."""
 
-from dnn2gp.plots.evolution import kernel_strip, posterior_animation, posterior_strip
+from dnn2gp.plots.evolution import kernel_animation, kernel_strip, posterior_animation, posterior_strip
 from dnn2gp.plots.examples import uncertainty
 from dnn2gp.plots.matrices import kernel_matrix, posterior_mean, uncertainty_maps
 
 __all__ = [
+    "kernel_animation",
     "kernel_matrix",
     "kernel_strip",
     "posterior_animation",

@@ -10,7 +10,9 @@ from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
+from dnn2gp.files import write_whole
 from dnn2gp.plots import style
 from dnn2gp.plots.style import Grouping
 
@@ -50,18 +52,8 @@ def kernel_strip(steps: Sequence[int], kernels: np.ndarray, labels: np.ndarray) 
     groups = Grouping.of(np.asarray(labels))
     figure = style.new_figure(2.9 * len(steps) + 0.9, 3.5)
     panels = figure.subplots(1, len(steps), squeeze=False)[0]
-    image = None
-    for position, axes in enumerate(panels):
-        values = _correlations(kernels[position])[np.ix_(groups.order, groups.order)]
-        image = axes.imshow(values, cmap=style.DIVERGING, norm=Normalize(-1, 1), interpolation="nearest")
-        style.class_bar(axes, groups, "left")
-        style.class_lines(axes, groups, "#888888", both=True)
-        scale = np.sqrt(np.diagonal(kernels[position]).mean())
-        style.describe(axes, f"{_after(steps[position])}\n√mean κ(x, x) = {scale:.2g}")
-        axes.set_xticks([])
-        axes.set_yticks([])
-    assert image is not None
-    style.colour_bar(panels[-1], image, "correlation of f(x) and f(x′)")
+    images = [_kernel(axes, kernels[i], groups, steps[i]) for i, axes in enumerate(panels)]
+    style.colour_bar(panels[-1], images[-1], "correlation of f(x) and f(x′)")
     return figure
 
 
@@ -85,11 +77,22 @@ def posterior_animation(
         axes.set_xlim(grid[0], grid[-1])
         style.describe(axes, _after(steps[position]), "x", "y")
 
-    _animated(path, len(steps), draw, seconds)
+    _animated(path, len(steps), draw, seconds, (5.2, 3.6))
 
 
-def _animated(path: Path, count: int, draw: Callable[[Axes, int], None], seconds: float) -> None:
-    figure = style.new_figure(5.2, 3.6)
+def kernel_animation(
+    path: Path, steps: Sequence[int], kernels: np.ndarray, labels: np.ndarray, seconds: float = 6.0
+) -> None:
+    """The panels of `kernel_strip` one after the other, as a GIF."""
+    _check(steps, kernels)
+    groups = Grouping.of(np.asarray(labels))
+    _animated(path, len(steps), lambda axes, i: _kernel(axes, kernels[i], groups, steps[i]), seconds, (4.0, 4.4))
+
+
+def _animated(
+    path: Path, count: int, draw: Callable[[Axes, int], object], seconds: float, size: tuple[float, float]
+) -> None:
+    figure = style.new_figure(*size)
     axes = figure.add_subplot()
 
     def frame(position: int) -> list:
@@ -97,8 +100,22 @@ def _animated(path: Path, count: int, draw: Callable[[Axes, int], None], seconds
         draw(axes, position)
         return []
 
-    rate = max(1.0, count / seconds)
-    FuncAnimation(figure, frame, frames=count).save(path, writer=PillowWriter(fps=round(rate)), dpi=90)
+    rate = round(max(1.0, count / seconds))
+    moving = FuncAnimation(figure, frame, frames=count)
+    write_whole(path, lambda place: moving.save(place, writer=PillowWriter(fps=rate), dpi=90))
+
+
+def _kernel(axes: Axes, kernel: np.ndarray, groups: Grouping, step: int) -> AxesImage:
+    """One kernel as correlations, grouped by class; its size is in the title."""
+    values = _correlations(kernel)[np.ix_(groups.order, groups.order)]
+    image = axes.imshow(values, cmap=style.DIVERGING, norm=Normalize(-1, 1), interpolation="nearest")
+    style.class_bar(axes, groups, "left")
+    style.class_lines(axes, groups, "#888888", both=True)
+    scale = np.sqrt(np.diagonal(kernel).mean())
+    style.describe(axes, f"{_after(step)}\n√mean κ(x, x) = {scale:.2g}")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    return image
 
 
 def _posterior(
