@@ -53,7 +53,7 @@ def draw(recorder: Recorder, x: Tensor, y: Tensor, output: Path) -> None:
     steps = [record.step for record in recorder.records]
     arguments = steps, grid.flatten().numpy(), means, epistemic, SIGMA, (x.flatten().numpy(), y.flatten().numpy())
     if output.suffix == ".gif":
-        posterior_animation(output, *arguments)
+        posterior_animation(*arguments).save(output, writer="pillow", dpi=90)
     else:
         posterior_strip(*arguments).savefig(output)
 

@@ -296,6 +296,23 @@ def test_gp_of_the_present_iteration():
     assert torch.equal(optimizer.posterior().mean, brute_force.flat_weights(module))
 
 
+def test_sampled_networks():
+    """DNN-VI: networks w ~ q_t, each by functional_call."""
+    case = problem("categorical", examples=8, outputs=3)
+    optimizer, module, x, y = fresh(VOGN, case)
+    optimizer.step(x, y)
+    found = optimizer.sample_network(case.x_test, 5, torch.Generator().manual_seed(0))
+    weights = optimizer.posterior().sample(5, torch.Generator().manual_seed(0))
+    outputs = torch.stack([brute_force.outputs(brute_force.with_weights(module, w), case.x_test) for w in weights])
+    probabilities = outputs.softmax(-1)
+    torch.testing.assert_close(found.mean, probabilities.mean(0), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.epistemic, probabilities.var(0, correction=0), rtol=1e-9, atol=1e-14)
+    before_any_step, _, _, _ = fresh(VOGN, case)
+    assert before_any_step.sample_network(case.x_test).mean.shape == (4, 3)
+    with pytest.raises(InputError, match="num_samples"):
+        optimizer.sample_network(case.x_test, 0)
+
+
 def test_recorder_keeps_gps_on_a_few_examples():
     optimizer, _, x, y = fresh(VOGN)
     other, _, _, _ = fresh(VOGN)

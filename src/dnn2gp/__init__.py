@@ -6,6 +6,7 @@ prediction = gp.predict(inputs)          # .mean, .aleatoric, .epistemic
 
 from importlib.metadata import version
 
+from dnn2gp.averaged_predictive import AveragedPredictive
 from dnn2gp.checkpoints import load_checkpoint, save_checkpoint
 from dnn2gp.convert import convert, convert_step
 from dnn2gp.curvature import EmpiricalFisher, ExactHessian, GaussNewton
@@ -71,6 +72,7 @@ __all__ = [  # noqa: RUF022 (grouped as the paper is: model and data, A, B, C, r
     "GaussianProcess",
     "convert_step",
     "Recorder",
+    "AveragedPredictive",
     "Predictive",
     "Evidence",
     "sample_network",

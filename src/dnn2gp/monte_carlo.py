@@ -13,6 +13,7 @@ from dnn2gp.gaussian import Gaussian
 from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.inputs import Inputs, check_inputs
 from dnn2gp.likelihoods import Likelihood
+from dnn2gp.network import Network
 from dnn2gp.predictive import Moments
 from dnn2gp.progress import track
 
@@ -70,12 +71,22 @@ def sample_network(
 
     The paper's DNN-Laplace has a diagonal one: posterior = laplace(gp.model.expansion, gp.prior, Diagonal).
     """
+    check_count(num_samples)
+    draw = gp.inference.sample_weights if posterior is None else posterior.sample
+    return networks_at(gp.network, draw(num_samples, generator), inputs, likelihood or gp.likelihood)
+
+
+def networks_at(
+    network: Network, weights: Float[Tensor, "S P"], inputs: Inputs, likelihood: Likelihood
+) -> SampledPredictive:
+    """f_{w_s}(x) at weights that were drawn already."""
+    inputs = network.check_inputs(check_inputs(inputs))
+    with torch.no_grad():
+        outputs = [network(each, inputs) for each in track(weights, "sampling networks", total=len(weights))]
+    return SampledPredictive(likelihood, network.output_shape, torch.stack(outputs))
+
+
+def check_count(num_samples: int) -> None:
+    """Refuse less than one sample."""
     if num_samples < 1:
         raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
-    network = gp.network
-    inputs = network.check_inputs(check_inputs(inputs))
-    inference = gp.inference
-    weights = (inference.sample_weights if posterior is None else posterior.sample)(num_samples, generator)
-    with torch.no_grad():
-        outputs = torch.stack([network(w, inputs) for w in track(weights, "sampling networks", total=num_samples)])
-    return SampledPredictive(likelihood or gp.likelihood, network.output_shape, outputs)

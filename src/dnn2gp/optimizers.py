@@ -34,6 +34,7 @@ from dnn2gp.inference import Inference
 from dnn2gp.inputs import Inputs, check_inputs, num_examples
 from dnn2gp.layout import Layout
 from dnn2gp.likelihoods import Likelihood
+from dnn2gp.monte_carlo import SampledPredictive, check_count, networks_at
 from dnn2gp.network import Network
 from dnn2gp.online_newton import (
     OnlineNewton,
@@ -197,11 +198,18 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
 
     def elbo(self, data: object, num_samples: int = 10, generator: torch.Generator | None = None) -> float:
         """(1/T) E_q log p(D | w) − KL(q ‖ p), with the expectation over `num_samples` networks."""
-        if num_samples < 1:
-            raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
+        check_count(num_samples)
         method = self._method(batch := self._checked(*_pair(data)))
         found = expected_log_likelihood(method, self.snapshot(), batch, num_samples, generator)
         return found.item() / self.temperature - self.kl()
+
+    def sample_network(
+        self, inputs: Inputs, num_samples: int = 30, generator: torch.Generator | None = None
+    ) -> SampledPredictive:
+        """The paper's DNN-VI: predictions of `num_samples` networks w ~ q_t, their mean and both kinds of variance."""
+        check_count(num_samples)
+        network = self._engine(check_inputs(inputs)).network.with_state(self._tensors())
+        return networks_at(network, self.posterior().sample(num_samples, generator), inputs, self.likelihood)
 
     def gaussian_process(
         self,
@@ -319,14 +327,19 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
     def _checked(self, inputs: object, targets: object) -> Data:
         """A batch in the canonical form of network and likelihood."""
         found = check_inputs(inputs)
-        if self._features is None:
-            function = Network(self.network, found, state=self._tensors(), trainable=list(self._named))
-            self.likelihood.check_outputs(function.output_shape)
-            self._features = LayerwiseFeatures(function, function.check_inputs(found), memory_budget=self.memory_budget)
-        function = self._features.network
+        function = self._engine(found).network
         checked = function.check_inputs(found)
         own = self.likelihood.check_targets(targets, num_examples(checked), function.num_outputs, function.dtype)
         return Data(checked, own.to(function.device))
+
+    def _engine(self, inputs: Inputs) -> NetworkFeatures:
+        """The engine, made from the first inputs that are seen."""
+        if self._features is None:
+            function = Network(self.network, inputs, state=self._tensors(), trainable=list(self._named))
+            self.likelihood.check_outputs(function.output_shape)
+            checked = function.check_inputs(inputs)
+            self._features = LayerwiseFeatures(function, checked, memory_budget=self.memory_budget)
+        return self._features
 
     def _method(self, batch: Data) -> OnlineNewton:
         """The method for the network as it is now: its frozen weights and buffers may have changed."""

@@ -47,10 +47,11 @@ def test_kernel_strip_shows_correlations() -> None:
 
 
 def test_animations(tmp_path) -> None:
-    posterior_animation(tmp_path / "a.gif", [1, 2, 3], GRID, MEANS, SPREAD, 0.1, DATA)
+    first = posterior_animation([1, 2, 3], GRID, MEANS, SPREAD, 0.1, DATA)
     kernels = np.stack([np.eye(4) + size * np.ones((4, 4)) for size in (0.1, 1.0, 10.0)])
-    kernel_animation(tmp_path / "b.gif", [1, 2, 3], kernels, np.array([0, 0, 1, 1]))
-    for name in ("a.gif", "b.gif"):
+    second = kernel_animation([1, 2, 3], kernels, np.array([0, 0, 1, 1]))
+    for name, animation in (("a.gif", first), ("b.gif", second)):
+        animation.save(tmp_path / name, writer="pillow")
         with Image.open(tmp_path / name) as image:
             assert image.n_frames == 3
             frames = [np.asarray(image.convert("RGB")) for position in range(3) if image.seek(position) is None]

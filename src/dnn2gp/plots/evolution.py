@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
-from matplotlib.animation import FuncAnimation, PillowWriter
+from matplotlib.animation import FuncAnimation
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from dnn2gp.files import write_whole
 from dnn2gp.plots import style
 from dnn2gp.plots.style import Grouping
 
@@ -58,7 +56,6 @@ def kernel_strip(steps: Sequence[int], kernels: np.ndarray, labels: np.ndarray) 
 
 
 def posterior_animation(
-    path: Path,
     steps: Sequence[int],
     grid: np.ndarray,
     means: np.ndarray,
@@ -66,8 +63,8 @@ def posterior_animation(
     noise: float,
     data: tuple[np.ndarray, np.ndarray],
     seconds: float = 6.0,
-) -> None:
-    """The panels of `posterior_strip` one after the other, as a GIF."""
+) -> FuncAnimation:
+    """The panels of `posterior_strip` one after the other: `.save("steps.gif", writer="pillow")`."""
     _check(steps, means, epistemic)
     limits = _limits(data[1], means[-1], epistemic[-1], noise)
 
@@ -76,22 +73,23 @@ def posterior_animation(
         axes.set_ylim(*limits)
         axes.set_xlim(grid[0], grid[-1])
         style.describe(axes, _after(steps[position]), "x", "y")
+        axes.legend(loc="lower center", ncols=2, frameon=False, fontsize=style.TICK)
 
-    _animated(path, len(steps), draw, seconds, (5.2, 3.6))
+    return _animated(len(steps), draw, seconds, (5.2, 3.6))
 
 
 def kernel_animation(
-    path: Path, steps: Sequence[int], kernels: np.ndarray, labels: np.ndarray, seconds: float = 6.0
-) -> None:
-    """The panels of `kernel_strip` one after the other, as a GIF."""
+    steps: Sequence[int], kernels: np.ndarray, labels: np.ndarray, seconds: float = 6.0
+) -> FuncAnimation:
+    """The panels of `kernel_strip` one after the other: `.save("kernels.gif", writer="pillow")`."""
     _check(steps, kernels)
     groups = Grouping.of(np.asarray(labels))
-    _animated(path, len(steps), lambda axes, i: _kernel(axes, kernels[i], groups, steps[i]), seconds, (4.0, 4.4))
+    return _animated(len(steps), lambda axes, i: _kernel(axes, kernels[i], groups, steps[i]), seconds, (4.0, 4.4))
 
 
 def _animated(
-    path: Path, count: int, draw: Callable[[Axes, int], object], seconds: float, size: tuple[float, float]
-) -> None:
+    count: int, draw: Callable[[Axes, int], object], seconds: float, size: tuple[float, float]
+) -> FuncAnimation:
     figure = style.new_figure(*size)
     axes = figure.add_subplot()
 
@@ -100,9 +98,7 @@ def _animated(
         draw(axes, position)
         return []
 
-    rate = round(max(1.0, count / seconds))
-    moving = FuncAnimation(figure, frame, frames=count)
-    write_whole(path, lambda place: moving.save(place, writer=PillowWriter(fps=rate), dpi=90))
+    return FuncAnimation(figure, frame, frames=count, interval=min(1000, round(1000 * seconds / count)))
 
 
 def _kernel(axes: Axes, kernel: np.ndarray, groups: Grouping, step: int) -> AxesImage:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from dnn2gp.checkpoints import load_checkpoint, save_checkpoint
@@ -202,13 +202,10 @@ class Training:
 
     def _sampled(self, optimizer: OnlineNewtonOptimizer) -> Float[Tensor, "N K"]:
         """(1/S) Σ_s softmax f_{w_s}(x), w_s ~ q: the DNN-VI baseline."""
-        generator = torch.Generator().manual_seed(self.config.seed)
-        samples = optimizer.posterior().sample(self.config.networks, generator)
-        total = torch.zeros(())
-        for weights in track(samples, "sampling networks", total=len(samples)):
-            tensors = _named(self.network, weights)
-            total = total + self._probabilities(lambda x, t=tensors: torch.func.functional_call(self.network, t, (x,)))
-        return total / len(samples)
+        parts = self.images.test_images.split(_CHUNK)
+        seed, count = self.config.seed, self.config.networks
+        found = [optimizer.sample_network(part, count, torch.Generator().manual_seed(seed)).mean for part in parts]
+        return torch.cat(found)
 
     def _score(self, prediction: str, probabilities: Float[Tensor, "N K"]) -> Score:
         labels = self.images.test_labels
@@ -227,12 +224,6 @@ def table(scores: list[Score]) -> Table:
         figures = f"{score.accuracy:.2%}", f"{score.nll:.4f}", f"{score.ece:.4f}", f"{score.seconds:.0f} s"
         result.add_row(score.method, score.prediction, *figures)
     return result
-
-
-def _named(network: nn.Module, weights: Float[Tensor, " P"]) -> dict[str, Tensor]:
-    named = dict(network.named_parameters())
-    parts = weights.split([weight.numel() for weight in named.values()])
-    return {name: part.view_as(weight) for (name, weight), part in zip(named.items(), parts, strict=True)}
 
 
 def _write(text: str, place: Path) -> None:
