@@ -146,8 +146,11 @@ class LayerwiseFeatures(NetworkFeatures):
             self._trying = False
 
     def fast_chunk(self, num_rows: int) -> int:
-        """So many that the gradients of one activation, for all rows, have about 8 million numbers."""
-        return max(8, min(super().fast_chunk(num_rows), (1 << 23) // max(1, num_rows * self._largest)))
+        """So many that the gradients of one activation for all rows, or the patches of one convolution, have about 8
+        million numbers."""
+        patches = max((size.a for size in self._sizes), default=0)
+        numbers = max(1, num_rows * self._largest, patches)
+        return max(8, min(super().fast_chunk(num_rows), (1 << 23) // numbers))
 
     def pair_operations(self, left_rows: int, right_rows: int, *, trace: bool = False) -> float:
         """Operations of a kernel's entry, by the way that each block takes."""
