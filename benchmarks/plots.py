@@ -25,7 +25,7 @@ _COLOURS = {
 }
 _AXES = {"N": "examples N", "K": "outputs K", "P": "weights P"}
 # Ratios to these mean nothing as a race: they are parts, or a unit of measure.
-_NO_RACE = ("peak", "mnist", "growth", "exact-gp")
+_NO_RACE = ("peak", "mnist", "growth", "exact-gp", "optimizers")
 
 
 def draw(results: Mapping, folder: Path) -> list[Path]:
