@@ -102,15 +102,15 @@ class EmpiricalFisher(Curvature):
             gradient = features.vjp(batch.inputs, residual)[:, 0].double()
             fisher = features.ggn(batch.inputs, residual)
             return Evaluation(batch.num_examples, *losses(likelihood, outputs, batch.targets), gradient, fisher)
-        found: list[tuple[Tensor, Tensor]] = []
+        found: dict[int, tuple[Tensor, Tensor]] = {}  # an engine of two parts asks for the same residuals twice
 
         def residuals(outputs: Float[Tensor, "n K"], part: slice) -> Float[Tensor, "n K"]:
             targets = batch.targets[part]
-            found.append(losses(likelihood, outputs, targets))
+            found[part.start] = losses(likelihood, outputs, targets)
             return likelihood.residual(outputs, targets)
 
         gradient, squares = features.gradient_moments(batch.inputs, residuals)
-        loss, log_likelihood = (torch.stack(parts).sum() for parts in zip(*found, strict=True))
+        loss, log_likelihood = (torch.stack(parts).sum() for parts in zip(*found.values(), strict=True))
         return Evaluation(batch.num_examples, loss, log_likelihood, gradient, squares)
 
 
