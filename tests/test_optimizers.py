@@ -26,7 +26,7 @@ from dnn2gp import (
     save_checkpoint,
 )
 from dnn2gp.data import Data
-from dnn2gp.errors import DivergedError, FileFormatError, InputError
+from dnn2gp.errors import DivergedError, FileFormatError, InputError, MemoryBudgetError
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.optimizers import OnlineNewtonOptimizer
 from dnn2gp.structures import Dense, Diagonal
@@ -375,6 +375,10 @@ def test_bad_arguments():
         VOGN(case.module, GaussianLikelihood(torch.ones(8, 1)), 8)
     with pytest.raises(InputError, match="num_data"):
         VOGN(case.module, case.likelihood, 0)
+    with pytest.raises(InputError, match="none requires a gradient"):
+        VOGN(copy.deepcopy(case.module).requires_grad_(False), case.likelihood, 8)
+    with pytest.raises(MemoryBudgetError, match=r"dense precision of 17 weights needs .* use VOGN or OGN"):
+        OGGN(problem("gaussian").module, GaussianLikelihood(1.0), 8, memory_budget=10_000)
     optimizer, _, x, y = fresh()
     with pytest.raises(InputError, match="targets are missing"):
         optimizer.step(x)

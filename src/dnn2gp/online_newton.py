@@ -27,6 +27,7 @@ from dnn2gp.features import NetworkFeatures
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.inputs import concatenate
 from dnn2gp.likelihoods import Likelihood
+from dnn2gp.memory import require
 from dnn2gp.randomness import own_generator
 from dnn2gp.structures import Dense, Diagonal
 
@@ -69,10 +70,8 @@ class OnlineNewton:
 
     def init(self, mean: Float[Tensor, " P"], initial_precision: float) -> State:
         """q_0 = N(mean, initial_precision⁻¹ I)."""
-        check_positive("initial_precision", initial_precision)
-        values = torch.full_like(mean, initial_precision)
-        dense = self.structure is Dense
-        return State(mean, Dense(torch.diag(values.double())) if dense else Diagonal(values), torch.zeros_like(mean))
+        precision = first_precision(self.structure, mean, initial_precision, self.features.budget())
+        return State(mean, precision, torch.zeros_like(mean))
 
     def update(
         self,
@@ -259,6 +258,22 @@ def expected_log_likelihood(
         targets = data.targets.double() if data.targets.is_floating_point() else data.targets
         values.append(method.likelihood.log_prob(outputs, targets).sum())
     return torch.stack(values).mean()
+
+
+def first_precision(
+    structure: type[Dense] | type[Diagonal], mean: Float[Tensor, " P"], value: float, budget: int
+) -> Dense | Diagonal:
+    """value · I, if the matrices of a step fit into memory."""
+    values = torch.full_like(mean, check_positive("initial_precision", value))
+    if structure is Diagonal:
+        return Diagonal(values)
+    size = len(mean)
+    instead = "It is for small networks: use VOGN or OGN (diagonal), or freeze layers (requires_grad_(False))."
+    require(_MATRICES * 8 * size**2, budget, f"A dense precision of {size} weights", instead)
+    return Dense(torch.diag(values.double()))
+
+
+_MATRICES = 5  # before and after the step, the Cholesky factor, the curvature, and what is added
 
 
 def check_rate(name: str, value: float) -> float:

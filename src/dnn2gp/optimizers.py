@@ -34,16 +34,17 @@ from dnn2gp.inference import Inference
 from dnn2gp.inputs import Inputs, check_inputs, num_examples
 from dnn2gp.layout import Layout
 from dnn2gp.likelihoods import Likelihood
+from dnn2gp.memory import check_budget, default_budget
 from dnn2gp.monte_carlo import SampledPredictive, check_count, networks_at
 from dnn2gp.network import Network
 from dnn2gp.online_newton import (
     OnlineNewton,
     State,
     StepInfo,
-    check_positive,
     check_rate,
     check_settings,
     expected_log_likelihood,
+    first_precision,
 )
 from dnn2gp.priors import PriorPrecision, expand_precision
 from dnn2gp.randomness import global_states_kept
@@ -126,18 +127,20 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         if precision_lr is not None:
             check_rate("precision_lr", precision_lr)
         named = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
+        if not named:
+            raise InputError("network: expected weights to train; none requires a gradient (requires_grad_(True)).")
         super().__init__(list(named.values()), {"lr": lr, "precision_lr": precision_lr})
         self.network, self.likelihood, self.num_data = network, likelihood.detached(), num_data
         self.num_samples, self.momentum, self.temperature, self.antithetic = samples, momentum, temperature, antithetic
-        self.memory_budget = memory_budget
+        self.memory_budget = check_budget(memory_budget)
         self._named = named
         self._layout = Layout(tuple(named), tuple(weight.shape for weight in named.values()))
         mean = self._mean()
         self.prior_precision = expand_precision(prior_precision, self._layout, mean)
         self.generator = torch.Generator(device=mean.device).manual_seed(seed)
-        first = check_positive("initial_precision", float(num_data) if initial_precision is None else initial_precision)
-        values = torch.full_like(mean, first)
-        self._precision = Dense(torch.diag(values.double())) if self.structure is Dense else Diagonal(values)
+        budget = default_budget() if self.memory_budget is None else self.memory_budget
+        first = float(num_data) if initial_precision is None else initial_precision
+        self._precision = first_precision(self.structure, mean, first, budget)
         self._momentum, self._step = torch.zeros_like(mean), 0
         self._features: NetworkFeatures | None = None
         self._pending: _Pending | None = None
