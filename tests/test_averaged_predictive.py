@@ -1,4 +1,4 @@
-"""Predictions of S maps: every answer is the average over them, and samples come from one of them."""
+"""Predictions of S maps: every answer is that of their average."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ def test_averages_of_a_nonlinear_link():
     assert (close - (each[0] + each[1]) / 2).abs().max() < 5 * 0.5 / 200  # probabilities vary by less than 0.5
 
 
-def test_samples_come_from_the_maps_in_equal_shares():
-    """E f = the average of the means; E f² has the spread between the maps too."""
+def test_samples_are_averages_of_maps_drawn_together():
+    """Mean and covariance of the samples are those that the prediction states."""
     found, latent, covariance = averaged(GaussianLikelihood(0.3))
     draws = found.sample_latent(40_000, torch.Generator().manual_seed(0))
-    means, variances = latent.unflatten(1, (2, 2)), covariance.diagonal(dim1=1, dim2=2).unflatten(1, (2, 2))
-    second = (means**2 + variances).mean(1)
-    scale = second.sqrt() / 200
-    assert ((draws.mean(0) - means.mean(1)).abs() < 5 * scale).all()
-    spread = (draws**2).var(0).sqrt() / 200
-    assert (((draws**2).mean(0) - second).abs() < 5 * spread).all()
+    halves = torch.cat([torch.eye(2), torch.eye(2)], 1).double() / 2
+    mean, spread = latent @ halves.T, halves @ covariance @ halves.T
+    sizes = spread.diagonal(dim1=1, dim2=2).sqrt()
+    assert ((draws.mean(0) - mean).abs() < 5 * sizes / 200).all()
+    centred = draws - draws.mean(0)
+    seen = torch.einsum("snk,snl->nkl", centred, centred) / len(draws)
+    assert ((seen - spread).abs() < 5 * 2**0.5 * sizes.unsqueeze(1) * sizes.unsqueeze(2) / 200).all()
+    torch.testing.assert_close(found.epistemic_covariance, spread, rtol=1e-12, atol=1e-13)
     labels = found.sample(40_000, torch.Generator().manual_seed(0))
     assert labels.shape == (40_000, 3, 2)
-    assert ((labels.var(0) - (second - means.mean(1) ** 2 + 0.09)).abs() < 5 * spread + 0.01).all()
+    assert ((labels.var(0) - found.variance).abs() < 5 * 2**0.5 * found.variance / 200).all()
 
 
 @pytest.mark.parametrize("S", [1, 3])

@@ -84,6 +84,24 @@ def test_three_steps_are_the_update_written_out(kind, structure, curvature, num_
     assert info.loss == pytest.approx(losses.item() / len(case.x), rel=1e-10)
 
 
+def test_momentum_that_changes_from_step_to_step():
+    """m / c is the weighted average of past gradients, whatever γ was; β = 0 moves momentum and precision alone."""
+    case = problem("gaussian")
+    state, gradients, weights = method(case, GaussNewton, Diagonal).init(case.weights, 30.0), [], []
+    for gamma, beta in ((0.9, 0.0), (0.5, 0.0), (0.8, 0.1)):
+        own = method(case, GaussNewton, Diagonal, momentum=gamma)
+        found = own.evaluate(state, own.sample(state), data(case))
+        gradient = own.gradient(state, found)
+        before, state = state, own.apply(state, found, gradient, beta, 0.05)
+        weights = [gamma * weight for weight in weights] + [1 - gamma]
+        gradients.append(gradient)
+        assert torch.equal(before.mean, state.mean) is (beta == 0)
+        assert not torch.equal(before.precision.diagonal(), state.precision.diagonal())
+    average = sum(w * g for w, g in zip(weights, gradients, strict=True)) / sum(weights)
+    expected = before.mean - 0.1 * average / state.precision.diagonal()
+    torch.testing.assert_close(state.mean, expected, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("curvature", CURVATURES)
 @pytest.mark.parametrize("num_samples", [0, 2])
@@ -222,7 +240,9 @@ def test_rates_outside_of_the_interval(beta):
     own = method(case)
     state = own.init(case.weights, 1.0)
     with pytest.raises(InputError, match=r"beta: expected a learning rate in \(0, 1\]"):
-        own.apply(state, own.evaluate(state, own.sample(state), data(case)), case.weights, beta)
+        own.update(state, data(case), beta)
+    with pytest.raises(InputError, match=r"beta: expected a learning rate in \(0, 1\]"):
+        own.look(state, data(case), beta)
 
 
 @pytest.mark.parametrize("precision", [0.0, -1.0, float("inf"), float("nan")])
@@ -248,8 +268,20 @@ def test_settings_that_mean_nothing():
 def test_a_batch_larger_than_the_data():
     case = problem("gaussian", examples=6)
     own = method(case, num_data=5)
-    with pytest.raises(InputError, match="a batch has 6"):
+    with pytest.raises(InputError, match="a step sees 6"):
         own.update(own.init(case.weights, 1.0), data(case), 0.1)
+    with pytest.raises(InputError, match="a step sees 6"):
+        own.update(own.init(case.weights, 1.0), [data(case, slice(0, 3)), data(case, slice(3, 6))], 0.1)
+    with pytest.raises(InputError, match="an empty list"):
+        own.update(own.init(case.weights, 1.0), [], 0.1)
+
+
+def test_a_state_of_another_structure():
+    case = problem("gaussian")
+    with pytest.raises(InputError, match="expected a Dense precision"):
+        method(case).update(method(case, structure=Diagonal).init(case.weights, 1.0), data(case), 0.1)
+    with pytest.raises(InputError, match="prior_precision: expected 17 numbers > 0"):
+        method(replace(case, delta=-case.delta))
 
 
 def test_a_loss_that_is_no_number_names_step_and_batch():

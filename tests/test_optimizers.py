@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from dataclasses import replace
 from math import log
 
 import pytest
@@ -19,7 +20,9 @@ from dnn2gp import (
     VON,
     CategoricalLikelihood,
     GaussianLikelihood,
+    LinearModel,
     Recorder,
+    diagnose,
     load,
     load_checkpoint,
     save,
@@ -69,11 +72,12 @@ def test_every_row_is_its_method(kind):
 
 
 def test_grad_is_that_of_the_mean_loss():
-    """weight.grad = ∇ (1/N) [Σ ℓᵢ + ½ δ wᵀw], as after backward() of the mean loss with weight decay."""
+    """weight.grad = ∇ (1/N) [Σ ℓᵢ + ½ T δ wᵀw], as after backward() of the mean loss with weight decay T δ / N."""
     case = problem("categorical", examples=8, outputs=3)
-    optimizer, module, x, y = fresh(OGN, case)
+    optimizer, module, x, y = fresh(OGN, case, temperature=0.25)
     loss = optimizer.backward(x, y)
-    expected = torch.func.grad(case.total_loss)(case.weights) / len(x)
+    tempered = replace(case, delta=0.25 * case.delta)
+    expected = torch.func.grad(tempered.total_loss)(case.weights) / len(x)
     found = torch.cat([p.grad.flatten() for p in module.parameters()])
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
     assert loss == pytest.approx(nn.functional.cross_entropy(module(x), y).item(), rel=1e-12)
@@ -141,7 +145,9 @@ def test_a_schedule_that_begins_or_ends_at_zero():
     optimizer, module, x, y = fresh()
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
     before = brute_force.flat_weights(module)
+    precision = optimizer.posterior().precision.diagonal()
     assert optimizer.step(x, y).beta == 0
+    assert torch.equal(optimizer.posterior().precision.diagonal(), precision)
     assert torch.equal(brute_force.flat_weights(module), before)
     assert optimizer.snapshot().step == 1
     gp = optimizer.gaussian_process((x, y))  # with the rate that the schedule starts from
@@ -283,6 +289,142 @@ def test_frozen_layers_stay_and_are_read_anew():
     assert optimizer.backward(x, y) == pytest.approx(loss, rel=1e-12)
 
 
+def normalised_1d(kind=VOGN, **settings):
+    """A network with BatchNorm on 2-D inputs, in train mode, after a few steps."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 1)).double().train()
+    x, y = torch.randn(8, 3).double() + 1, torch.randn(8, 1).double()
+    optimizer = kind(module, GaussianLikelihood(0.5), 8, lr=0.1, **settings)
+    for _ in range(3):
+        optimizer.step(x, y)
+    return optimizer, module, x, y
+
+
+def test_a_gp_stays_as_it_was_when_training_goes_on(tmp_path):
+    """Neither buffers nor frozen weights of a GP, a record or an `info` move with the network's."""
+    optimizer, module, x, y = normalised_1d(VOGGN)
+    state = optimizer.snapshot()
+    info = optimizer.step(x, y)
+    gp = optimizer.gaussian_process((x, y), generator=torch.Generator().manual_seed(0))
+    expected, after = gp.predict(x).mean.clone(), optimizer.posterior()
+    for _ in range(5):
+        optimizer.step(x + 1, y)
+    torch.testing.assert_close(gp.predict(x).mean, expected, rtol=1e-13, atol=1e-14)
+    posterior = LinearModel.from_step(state, info).posterior()
+    torch.testing.assert_close(posterior.mean, after.mean, rtol=1e-9, atol=1e-10)
+    save(gp, tmp_path / "gp.safetensors")
+    again = load(tmp_path / "gp.safetensors", copy.deepcopy(module))
+    torch.testing.assert_close(again.predict(x).mean, expected, rtol=1e-12, atol=1e-13)
+    with pytest.raises(InputError, match="before the step"):
+        LinearModel.from_step(optimizer.snapshot(), info)
+    optimizer.snapshot().precision.matrix.zero_()
+    optimizer.step(x, y)  # a snapshot is a copy
+
+
+def test_several_samples_through_batch_normalisation():
+    """Jᵀu and J v of the stacked features against autograd, at samples of a diagonal q."""
+    optimizer, module, x, y = normalised_1d(VOGN, num_samples=3)
+    gp = optimizer.gaussian_process((x, y), generator=torch.Generator().manual_seed(0))
+    module.eval()
+    jacobians = [brute_force.jacobian(brute_force.with_weights(module, each.anchor), x) for each in gp.features.maps]
+    J = torch.cat(jacobians, 1)
+    u = torch.randn(8, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    v = torch.randn(J.shape[2], 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    torch.testing.assert_close(gp.features.vjp(x, u), torch.einsum("nkp,nks->ps", J, u), rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(gp.features.jvp(x, v), J @ v, rtol=1e-10, atol=1e-11)
+    # The kernel is that of the average of the maps.
+    mean = torch.stack(jacobians).mean(0)
+    V = torch.diag(1 / gp.prior.precision.diagonal())
+    full = torch.einsum("nkp,pq,mlq->nkml", mean, V, mean)
+    torch.testing.assert_close(gp.kernel.full(x), full, rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(gp.kernel.trace(x), full.diagonal(dim1=1, dim2=3).sum(-1), rtol=1e-10, atol=1e-13)
+
+
+def test_what_a_gp_of_a_step_does_not_have():
+    optimizer, _, x, y = normalised_1d(OGGN)
+    gp = optimizer.gaussian_process((x, y))
+    for question, words in ((gp.evidence_gradient, "training step"), (lambda: gp.condition((x, y)), "training step")):
+        with pytest.raises(InputError, match=words):
+            question()
+    with pytest.raises(InputError, match="training step"):
+        diagnose(gp)
+
+
+def test_changes_of_the_network_between_steps():
+    optimizer, module, x, y = fresh(OGN)
+    optimizer.step(x, y)
+    module[0].requires_grad_(False)
+    with pytest.raises(InputError, match=r"0\.bias, 0\.weight .*frozen, thawed or replaced"):
+        optimizer.step(x, y)
+    module[0].requires_grad_(True)
+    optimizer.step(x, y)
+    module.float()
+    with pytest.raises(InputError, match=r"torch\.float32 .*Call network\.to\(\) before"):
+        optimizer.step(x.float(), y)
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        copy.deepcopy(optimizer)
+    batch_norm, _, x, y = normalised_1d()
+    with pytest.raises(InputError, match="drop_last"):
+        batch_norm.step(x[:1], y[:1])
+
+
+def test_gradients_that_were_changed_are_not_lost():
+    optimizer, module, x, y = fresh(OGN)
+    optimizer.backward(x[:4], y[:4])
+    with pytest.raises(InputError, match="a step has begun"):
+        optimizer.step(x[4:], y[4:])
+    nn.utils.clip_grad_norm_(module.parameters(), 1e-3)
+    with pytest.raises(InputError, match="Clip after the last batch"):
+        optimizer.backward(x[4:], y[4:])
+    optimizer.backward(x, y)
+    module.zero_grad()
+    with pytest.raises(InputError, match=r"optimizer\.zero_grad"):
+        optimizer.step()
+    optimizer.backward(x[:6], y[:6])
+    with pytest.raises(InputError, match="a step sees 14"):
+        optimizer.backward(x, y)
+
+
+def test_an_interrupt_while_weights_are_written_leaves_the_old_ones(monkeypatch):
+    optimizer, module, x, y = fresh(VOGN)
+    optimizer.step(x, y)
+    before, state = brute_force.flat_weights(module), optimizer.state_dict()
+    count = 0
+
+    class Interrupting(type(optimizer._layout)):
+        def unflatten(self, vector):
+            nonlocal count
+            count += 1
+            if count == 2:  # the first one writes the gradients
+                found = super().unflatten(vector)
+                return dict(list(found.items())[:2]) | {"no such weight": vector}
+            return super().unflatten(vector)
+
+    monkeypatch.setattr(optimizer, "_layout", Interrupting(optimizer._layout.names, optimizer._layout.shapes))
+    with pytest.raises(KeyError):
+        optimizer.step(x, y)
+    assert torch.equal(brute_force.flat_weights(module), before)
+    after = optimizer.state_dict()["online_newton"]
+    assert all(
+        torch.equal(torch.as_tensor(after[k]), torch.as_tensor(v))
+        for k, v in state["online_newton"].items()
+        if k != "method"
+    )
+
+
+@pytest.mark.parametrize("kind", [VOGN, OGGN])
+def test_one_cycle_moves_momentum_too(kind):
+    optimizer, module, x, y = fresh(kind, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=6)
+    seen = set()
+    for _ in range(5):
+        optimizer.step(x, y)
+        schedule.step()
+        seen.add(optimizer.param_groups[0]["momentum"])
+    assert len(seen) > 2
+    assert brute_force.flat_weights(module).isfinite().all()
+
+
 def test_gp_of_the_present_iteration():
     case = problem("categorical", examples=8, outputs=3)
     optimizer, module, x, y = fresh(VOGN, case, num_samples=2)
@@ -384,12 +526,14 @@ def test_bad_arguments():
         optimizer.step(x)
     with pytest.raises(InputError, match=r"backward\(inputs, targets\) before step"):
         optimizer.step()
-    with pytest.raises(InputError, match="a batch has 16"):
+    with pytest.raises(InputError, match="a step sees 16"):
         optimizer.step(torch.cat([x, x]), torch.cat([y, y]))
     with pytest.raises(InputError, match="One group of weights"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
     with pytest.raises(FileFormatError, match="state_dict"):
         optimizer.load_state_dict(torch.optim.Adam(case.module.parameters()).state_dict())
+    with pytest.raises(FileFormatError, match="num_data = 8; got one with 9"):
+        optimizer.load_state_dict(VOGN(copy.deepcopy(case.module), case.likelihood, 9).state_dict())
     with pytest.raises(FileFormatError, match="that of OGN"):
         optimizer.load_state_dict(fresh(OGN)[0].state_dict())
     optimizer.backward(x, y)

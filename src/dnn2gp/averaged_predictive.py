@@ -51,7 +51,7 @@ class AveragedPredictive(Predictive):
     @property
     def latent_mean(self) -> Float[Tensor, "N K"]:
         """The average of the linearised networks."""
-        return torch.stack([each.latent_mean for each in self.maps]).mean(0)
+        return self._average.latent_mean
 
     @property
     def mean(self) -> Float[Tensor, "N *shape"]:
@@ -86,8 +86,17 @@ class AveragedPredictive(Predictive):
         return torch.stack([each.monte_carlo(num_samples, generator) for each in self.maps]).mean(0)
 
     def sample_latent(self, num_samples: int, generator: torch.Generator | None = None) -> Float[Tensor, "S N K"]:
-        """f_s of one of the maps, chosen at random, for each sample."""
-        generator = own_generator(generator, self.outputs.device)
-        draws = torch.stack([each.sample_latent(num_samples, generator) for each in self.maps])
-        chosen = torch.randint(len(draws), (num_samples,), generator=generator, device=generator.device)
-        return draws[chosen, torch.arange(num_samples, device=chosen.device)]
+        """(1/S) Σ_s f_s, the maps drawn together, each input apart."""
+        return self._average.sample_latent(num_samples, generator)
+
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """y ~ p(y | f) with f the average of maps that were drawn together."""
+        return self._average.sample(num_samples, generator)
+
+    @cached_property
+    def _average(self) -> Predictive:
+        """The average of the linearised networks as one."""
+        apart = len(self.maps), prod(self.output_shape)
+        outputs, shift = (each.unflatten(1, apart).mean(1) for each in (self.outputs, self.shift))
+        covariance = self.latent_covariance.unflatten(2, apart).mean(2).unflatten(1, apart).mean(1)
+        return Predictive(self.likelihood, self.output_shape, outputs, shift, covariance, self.noise_known)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from dnn2gp.errors import InputError
 from dnn2gp.expansion import Expansion
 from dnn2gp.features import GradientFeatures, NetworkFeatures
 from dnn2gp.gaussian_process import GaussianProcess
@@ -166,6 +167,11 @@ def diagnose(
     gp: GaussianProcess, num_probes: int = 10, subset: int = 50, generator: torch.Generator | None = None
 ) -> Diagnosis:
     """Measure whether the network is at a minimum, and how well the approximations behind the GP hold."""
+    if gp.model.of_step:
+        raise InputError(
+            "diagnose: expected the GP of a trained network (convert). This one is that of a training step, which "
+            "solves it exactly and is at no minimum."
+        )
     generator = generator or torch.Generator(gp.features.anchor.device).manual_seed(0)
     model, expansion = gp.model, gp.model.expansion
     few = _subset(expansion, subset)

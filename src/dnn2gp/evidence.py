@@ -39,6 +39,8 @@ class Evidence:
     """½ gᵀ Σ̃ g, zero at a minimum."""
     quadratic: bool
     """Whether the loss of all data is quadratic in f (a Gaussian likelihood)."""
+    of_step: bool = False
+    """Whether it is that of a training step, whose anchor is no minimum."""
 
     @property
     def laplace(self) -> float:
@@ -52,8 +54,8 @@ class Evidence:
 
     @property
     def value(self) -> float:
-        """The one to use: that of the linear model for a Gaussian likelihood, Laplace's for the others."""
-        return self.linear_model if self.quadratic else self.laplace
+        """The one to use: that of the linear model for a Gaussian likelihood or a step, Laplace's for the others."""
+        return self.linear_model if self.quadratic or self.of_step else self.laplace
 
     def __float__(self) -> float:
         """`value`."""
@@ -62,7 +64,7 @@ class Evidence:
     def __str__(self) -> str:
         """The terms and their sum."""
         terms = f"{self.log_likelihood:.2f} fit − {self.prior_penalty:.2f} prior − {self.complexity:.2f} complexity"
-        correction = f" + {self.correction:.2f} correction" if self.quadratic else ""
+        correction = f" + {self.correction:.2f} correction" if self.quadratic or self.of_step else ""
         return f"log evidence {self.value:.2f} = {terms}{correction}"
 
 
@@ -96,6 +98,7 @@ def evidence(inference: Inference) -> Evidence:
         complexity=0.5 * inference.log_det_ratio().item(),
         correction=0.5 * (model.gradient @ inference.step).item(),
         quadratic=model.expansion.quadratic,
+        of_step=model.of_step,
     )
 
 

@@ -14,7 +14,7 @@ from dnn2gp.data import read_data
 from dnn2gp.errors import InputError
 from dnn2gp.evidence import Evidence, EvidenceGradient, evidence, evidence_gradient
 from dnn2gp.expansion import Expansion
-from dnn2gp.features import NetworkFeatures, StackedFeatures
+from dnn2gp.features import AveragedFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.inference import Cost, Inference, WeightSpace, costs
 from dnn2gp.inputs import Inputs, check_inputs
@@ -82,8 +82,10 @@ class GaussianProcess:
 
     @property
     def kernel(self) -> Kernel:
-        """The prior kernel κ(x, x') = J(x) V J(x')ᵀ."""
-        return Kernel(self.features, self.prior.precision)
+        """The prior kernel κ(x, x') = J(x) V J(x')ᵀ, J the average of the S maps if there are several."""
+        features = self.features
+        averaged = AveragedFeatures(features.maps) if isinstance(features, StackedFeatures) else features
+        return Kernel(averaged, self.prior.precision)
 
     @cached_property
     def posterior(self) -> Gaussian:
@@ -149,10 +151,10 @@ class GaussianProcess:
             )
         if self.model.expansion.features is not self.features:
             raise InputError("Conditioning is defined for Gauss-Newton features; this GP has gradient features.")
-        if self.num_maps > 1 or not torch.equal(self.model.expansion.anchor, self.features.anchor):
+        if self.model.of_step:
             raise InputError(
-                "This GP is that of a training step, whose features are taken at samples and not at its mean. To add "
-                "data to a trained network, convert the network, and condition that GP."
+                "This GP is that of a training step, in which examples count β N / M times. To add data to a trained "
+                "network, convert the network, and condition that GP."
             )
         extra = read_data(data)
         inputs = self.network.check_inputs(extra.inputs)
@@ -173,6 +175,11 @@ class GaussianProcess:
 
     def evidence_gradient(self) -> EvidenceGradient:
         """Its gradients with respect to δ and σ."""
+        if self.model.of_step:
+            raise InputError(
+                "This GP is that of a training step: its prior is (m_t, V_t), made of q_t and δ. For the gradient of "
+                "an evidence with respect to δ or σ convert the network."
+            )
         return evidence_gradient(self.inference, self.likelihood, self.network.layout)
 
     def _linear(self, inputs: Inputs, weights: Float[Tensor, " P"]) -> Tensor:

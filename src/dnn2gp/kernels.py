@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dnn2gp.errors import InputError
-from dnn2gp.features import LayerwiseFeatures, NetworkFeatures, StackedFeatures
+from dnn2gp.features import AveragedFeatures, LayerwiseFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.inputs import Inputs, check_inputs
 from dnn2gp.network import Network
 from dnn2gp.structures import Diagonal, Structure
@@ -21,7 +21,7 @@ from dnn2gp.structures import Diagonal, Structure
 class Kernel:
     """κ(x, x') = φ(x)ᵀ V φ(x'), a K × K matrix for each pair of inputs, with V⁻¹ the `precision` of the weights."""
 
-    features: NetworkFeatures | StackedFeatures
+    features: NetworkFeatures | StackedFeatures | AveragedFeatures
     precision: Structure
 
     @staticmethod

@@ -42,6 +42,8 @@ class LinearModel:
 
     expansion: Expansion
     prior: Gaussian
+    of_step: bool = False
+    """Whether it is that of a training step (Theorem 2) rather than of a minimum."""
 
     def __post_init__(self) -> None:
         """Prior and features must speak of the same weights."""
@@ -71,10 +73,15 @@ class LinearModel:
         a step with a diagonal structure, with momentum or with two rates, this is the model of the plain, dense step
         from the same q_t. `expansion`: Gauss-Newton, as in the paper, or `Expansion.empirical_fisher`.
         """
+        if state.step != info.step:
+            raise InputError(
+                f"state: expected q_t as it was before the step (step {info.step}); got that of step {state.step}. "
+                "Take it before: state = optimizer.snapshot(); info = optimizer.step(inputs, targets)."
+            )
         rate = info.beta if beta is None else beta
         prior = info.method.prior(state, rate)
         sites = info.expansion if expansion is Expansion.gauss_newton else info.expanded(expansion)
-        return LinearModel(sites.weighted(rate).anchored(state.mean), prior)
+        return LinearModel(sites.weighted(rate).anchored(state.mean), prior, of_step=True)
 
     @cached_property
     def transformed_data(self) -> TransformedData:

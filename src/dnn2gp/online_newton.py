@@ -1,10 +1,10 @@
-"""Step A while training: one update of the online-Newton family, Eqs. (10) and (11), as pure functions.
+"""Step A while training: one update of the online-Newton family, Eqs. (11) and (12), as pure functions.
 
 With q_t = N(μ_t, Σ_t), S samples w_s ~ q_t (or w = μ_t alone), M of N examples, rates β and β', temperature T:
 
     ĝ        = (N / M T) (1/S) Σ_s Σᵢ ∇ℓᵢ(w_s) + δ μ_t                      Ĥ = (N / M T) (1/S) Σ_s Σᵢ ∇²ℓᵢ(w_s)
     Σ_{t+1}⁻¹ = (1 − β') Σ_t⁻¹ + β' (Ĥ + δI)                                   (its diagonal, for a diagonal structure)
-    μ_{t+1}   = μ_t − β Σ_{t+1} m̂,   m = γ m + (1 − γ) ĝ,   m̂ = m / (1 − γ^{t+1})          (m̂ = ĝ without momentum)
+    μ_{t+1}   = μ_t − β Σ_{t+1} m / c,   m = γ m + (1 − γ) ĝ,   c = γ c + 1 − γ             (m / c = ĝ without momentum)
 
 Theorem 2 is about β' = β and γ = 0. Everything is a frozen value; the classes of `optimizers.py` are built on it.
 """
@@ -34,11 +34,13 @@ from dnn2gp.structures import Dense, Diagonal
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """q_t = N(μ_t, Σ_t), the momentum m of its mean, and t."""
+    """q_t = N(μ_t, Σ_t), the momentum m of its mean with its weight c, and t."""
 
     mean: Float[Tensor, " P"]
     precision: Dense | Diagonal
     momentum: Float[Tensor, " P"]
+    momentum_weight: float = 0.0
+    """c: what past gradients sum to in m, 1 − γᵗ for a constant γ."""
     step: int = 0
 
     def posterior(self) -> Gaussian:
@@ -67,6 +69,13 @@ class OnlineNewton:
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
         check_settings(self.num_data, self.num_samples, self.momentum, self.temperature, self.antithetic)
+        if self.structure not in (Dense, Diagonal):
+            raise InputError(f"structure: expected Dense or Diagonal; got {self.structure!r}.")
+        if self.prior_precision.shape != self.features.anchor.shape or not (self.prior_precision > 0).all():
+            raise InputError(
+                f"prior_precision: expected {self.features.num_weights} numbers > 0, one for each weight; got a tensor "
+                f"of shape {tuple(self.prior_precision.shape)} with a minimum of {self.prior_precision.min():.3g}."
+            )
 
     def init(self, mean: Float[Tensor, " P"], initial_precision: float) -> State:
         """q_0 = N(mean, initial_precision⁻¹ I)."""
@@ -82,8 +91,17 @@ class OnlineNewton:
         generator: torch.Generator | None = None,
     ) -> tuple[State, StepInfo]:
         """One step; several batches count as one. `precision_beta` (β') is β unless it is given."""
-        samples = self.sample(state, generator)
+        check_rate("beta", beta)
         batches = [batch] if isinstance(batch, Data) else list(batch)
+        if not batches:
+            raise InputError("batch: expected some data; got an empty list.")
+        if not isinstance(state.precision, self.structure):
+            raise InputError(
+                f"state: expected a {self.structure.__name__} precision, as this method has it; got "
+                f"{type(state.precision).__name__}. Begin with init."
+            )
+        self.check_count(sum(each.num_examples for each in batches))
+        samples = self.sample(state, generator)
         total = self.evaluate(state, samples, batches[0])
         for position, more in enumerate(batches[1:], 1):
             total = total.plus(self.evaluate(state, samples, more, position))
@@ -100,15 +118,11 @@ class OnlineNewton:
         generator = own_generator(generator, mean.device)
         noise = torch.randn(len(mean), draws, generator=generator, dtype=mean.dtype, device=mean.device)
         moves = state.precision.unwhiten(noise).T.to(mean.dtype)
-        return mean + (torch.cat([moves, -moves]) if self.antithetic else moves)
+        return (mean + (torch.cat([moves, -moves]) if self.antithetic else moves)).contiguous()
 
     def evaluate(self, state: State, samples: Float[Tensor, "S P"], batch: Data, position: int = 0) -> Evaluation:
         """Loss, gradient and curvature of a batch, averaged over the samples; `position`: of the batch in its step."""
-        if batch.num_examples > self.num_data:
-            raise InputError(
-                f"num_data: expected the number of all examples, N; got {self.num_data}, but a batch has "
-                f"{batch.num_examples}. The batch stands for all the data and is scaled by N / M: give the true N."
-            )
+        self.check_count(batch.num_examples)
         dense = self.structure is Dense
         found = []
         for weights in samples:
@@ -118,6 +132,14 @@ class OnlineNewton:
         if not all(value.isfinite().all() for value in (result.loss, result.gradient, result.curvature)):
             raise self._diverged(state, samples, batch, position)
         return result
+
+    def check_count(self, count: int) -> None:
+        """M ≤ N, of all batches of a step together."""
+        if count > self.num_data:
+            raise InputError(
+                f"num_data: expected the number of all examples, N; got {self.num_data}, but a step sees {count}. Its "
+                "examples stand for all the data and are scaled by N / M: give the true N."
+            )
 
     def look(self, state: State, batch: Data, beta: float, generator: torch.Generator | None = None) -> Sites:
         """What a step from q_t would see, without taking it: the GP of q_t on examples of one's choice."""
@@ -140,14 +162,13 @@ class OnlineNewton:
         beta: float,
         precision_beta: float | None = None,
     ) -> State:
-        """Σ_{t+1} and μ_{t+1} from a gradient (ĝ, or what a user made of it) and the curvature."""
-        check_rate("beta", beta)
+        """Σ_{t+1} and μ_{t+1} from a gradient (ĝ, or what a user made of it) and a curvature; β = 0 keeps the mean."""
         rate = beta if precision_beta is None else check_rate("precision_beta", precision_beta)
         try:
             precision = self._moved(state.precision, self.scale(evaluation.count) * evaluation.curvature, rate)
             momentum = torch.lerp(gradient, state.momentum.double(), self.momentum)
-            direction = momentum / (1 - self.momentum ** (state.step + 1))
-            move = precision.solve(direction[:, None])[:, 0]
+            weight = self.momentum * state.momentum_weight + 1 - self.momentum
+            move = precision.solve(momentum[:, None] / weight)[:, 0]
         except NotPositiveDefiniteError as error:
             raise NotPositiveDefiniteError(
                 f"Step {state.step + 1}: {error} The curvature is the {self.curvature.name} of this batch; lower the "
@@ -160,7 +181,7 @@ class OnlineNewton:
                 f"Step {state.step + 1} would make weights NaN or infinite. The state before it is intact: lower the "
                 "learning rate, or raise the first precision."
             )
-        return State(mean, precision, momentum.to(state.mean.dtype), state.step + 1)
+        return State(mean, precision, momentum.to(state.mean.dtype), weight, state.step + 1)
 
     def prior(self, state: State, beta: float) -> Gaussian:
         """N(m_t, V_t) of Theorem 2: V_t⁻¹ = (1−β) Σ_t⁻¹ + β δI, m_t = (1−β) V_t Σ_t⁻¹ μ_t, so that p^β q_t^{1−β} ∝ it.
@@ -185,8 +206,8 @@ class OnlineNewton:
 
     def _diverged(self, state: State, samples: Tensor, batch: Data, position: int) -> DivergedError:
         """Say which examples, at which step, and what can be done."""
-        outputs = self.features.at(samples[0]).outputs(batch.inputs)
-        bad = (~self.likelihood.loss(outputs, batch.targets).isfinite()).nonzero().flatten().tolist()
+        losses = [self.likelihood.loss(self.features.at(w).outputs(batch.inputs), batch.targets) for w in samples]
+        bad = (~torch.stack(losses).isfinite().all(0)).nonzero().flatten().tolist()
         what = f"the loss of example {bad[0]} of it" if bad else "its gradient or curvature"
         return DivergedError(
             f"Step {state.step + 1}, batch {position + 1} of the step ({batch.num_examples} examples): {what} is NaN "
@@ -281,7 +302,7 @@ def check_rate(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise InputError(
             f"{name}: expected a learning rate in (0, 1], the share of the new curvature and gradient; got {value!r}. "
-            "It is the β of Eqs. (10) and (11) on the summed loss, and not the rate of Adam: try 0.1."
+            "It is the β of Eqs. (11) and (12) on the summed loss, and not the rate of Adam: try 0.1."
         )
     return value
 
@@ -298,8 +319,8 @@ def check_settings(num_data: int, num_samples: int, momentum: float, temperature
     if isinstance(num_data, bool) or not isinstance(num_data, int) or num_data < 1:
         raise InputError(f"num_data: expected the number N ≥ 1 of all training examples; got {num_data!r}.")
     if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 0:
-        raise InputError(f"num_samples: expected a whole number of samples; got {num_samples!r}.")
-    if not 0 <= momentum < 1:
+        raise InputError(f"num_samples: expected a whole number from 0 (at the mean) on; got {num_samples!r}.")
+    if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
         raise InputError(f"momentum: expected a number in [0, 1); got {momentum!r}.")
     check_positive("temperature", temperature)
     if antithetic and num_samples % 2:

@@ -51,6 +51,7 @@ from dnn2gp.randomness import global_states_kept
 from dnn2gp.structures import Dense, Diagonal
 
 _KEY = "online_newton"
+_HELD = {"method", "num_data", "temperature", "step", "precision", "momentum", "momentum_weight", "generator"}
 
 
 @dataclass
@@ -80,7 +81,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
     prior_precision    δ of the prior N(0, δ⁻¹ I): a number, one a layer, or one a weight
     num_samples        S samples of q_t a step; 0 for the methods that look at the mean
     initial_precision  Σ_0⁻¹ = initial_precision · I; None: N
-    momentum           γ of an average of past gradients, whose start is corrected for
+    momentum           γ of an average of past gradients, whose start is corrected for; schedulers may move it
     temperature        T of a posterior ∝ p(D|w)^{1/T} p(w)
     antithetic         samples in pairs μ ± ε
     seed               of the samples; they have a generator of their own, which `state_dict` holds
@@ -129,19 +130,23 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         named = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
         if not named:
             raise InputError("network: expected weights to train; none requires a gradient (requires_grad_(True)).")
-        super().__init__(list(named.values()), {"lr": lr, "precision_lr": precision_lr})
+        super().__init__(list(named.values()), {"lr": lr, "precision_lr": precision_lr, "momentum": momentum})
         self.network, self.likelihood, self.num_data = network, likelihood.detached(), num_data
-        self.num_samples, self.momentum, self.temperature, self.antithetic = samples, momentum, temperature, antithetic
+        self.num_samples, self.temperature, self.antithetic = samples, temperature, antithetic
         self.memory_budget = check_budget(memory_budget)
         self._named = named
         self._layout = Layout(tuple(named), tuple(weight.shape for weight in named.values()))
         mean = self._mean()
         self.prior_precision = expand_precision(prior_precision, self._layout, mean)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise InputError(f"seed: expected a whole number; got {seed!r}.")
         self.generator = torch.Generator(device=mean.device).manual_seed(seed)
         budget = default_budget() if self.memory_budget is None else self.memory_budget
         first = float(num_data) if initial_precision is None else initial_precision
-        self._precision = first_precision(self.structure, mean, first, budget)
-        self._momentum, self._step = torch.zeros_like(mean), 0
+        precision = first_precision(self.structure, mean, first, budget)
+        self._state = State(mean, precision, torch.zeros_like(mean))
+        """q_t but for its mean, which the network holds."""
+        self._fixed: dict[str, Tensor] = {}
         self._features: NetworkFeatures | None = None
         self._pending: _Pending | None = None
         self._statistics: dict[Tensor, Tensor] = {}
@@ -149,16 +154,18 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
 
     def snapshot(self) -> State:
         """q_t, its momentum and t, as a value of its own."""
-        return State(self._mean(), self._precision, self._momentum, self._step)
+        own = self._snapshot()
+        values = next(iter(own.precision.state().values())).clone()
+        return replace(own, precision=type(own.precision)(values), momentum=own.momentum.clone())
 
     def posterior(self) -> Gaussian:
         """q_t = N(μ_t, Σ_t)."""
         return self.snapshot().posterior()
 
     def backward(self, inputs: Inputs, targets: Tensor) -> float:
-        """Evaluate a batch at the samples of this step, and put ĝ / N into the weights' `grad`; returns the mean loss.
+        """Evaluate a batch at the samples of this step, and put ĝ T/N into the weights' `grad`; returns the mean loss.
 
-        Several calls before `step` add up: their batches count as one. In between, gradients may be clipped as usual.
+        Several calls before `step` add up: their batches count as one. Gradients may be clipped after the last of them.
         """
         try:
             return self._evaluate(inputs, targets)
@@ -171,22 +178,28 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         if inputs is not None:
             if targets is None:
                 raise InputError("step: expected inputs and targets; the targets are missing.")
+            if self._pending is not None:
+                raise InputError(
+                    "step: a step has begun with backward(). Call step() without data to take it, add this batch with "
+                    "backward(inputs, targets) first, or call zero_grad() to forget it."
+                )
             self.backward(inputs, targets)
         pending = self._pending
         if pending is None or pending.evaluation is None:
             raise InputError("step: expected step(inputs, targets), or backward(inputs, targets) before step().")
-        gradient, group = self._gradient(pending), self.param_groups[0]
-        lr = float(group["lr"])
         try:
-            if lr == 0:  # the first step of a warm-up, or the end of a schedule: nothing moves
-                after = replace(pending.state, step=pending.state.step + 1)
-            else:
-                after = pending.method.apply(pending.state, pending.evaluation, gradient, lr, group["precision_lr"])
+            gradient, group = self._gradient(pending), self.param_groups[0]
+            lr, own = float(group["lr"]), group["precision_lr"]
+            if lr != 0:  # 0 in the first step of a warm-up, or at the end of a schedule: the mean stays
+                check_rate("lr", lr)
+            if own is not None:
+                check_rate("precision_lr", own)
+            after = pending.method.apply(pending.state, pending.evaluation, gradient, lr, own)
+            self._adopt(after)
         except BaseException:
             self._forget()
             raise
         self._pending, self._statistics = None, {}
-        self._adopt(after)
         batches = tuple(pending.batches)
         return StepInfo(pending.method, pending.state.step, pending.samples, batches, lr, pending.evaluation, gradient)
 
@@ -200,11 +213,16 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         return self.posterior().kl(Gaussian.prior(self.prior_precision)).item()
 
     def elbo(self, data: object, num_samples: int = 10, generator: torch.Generator | None = None) -> float:
-        """(1/T) E_q log p(D | w) − KL(q ‖ p), with the expectation over `num_samples` networks."""
+        """(1/T) E_q log p(D | w) − KL(q ‖ p), with the expectation over `num_samples` networks.
+
+        Some of the data stand for all: their log-likelihood is multiplied by N / M.
+        """
         check_count(num_samples)
-        method = self._method(batch := self._checked(*_pair(data)))
-        found = expected_log_likelihood(method, self.snapshot(), batch, num_samples, generator)
-        return found.item() / self.temperature - self.kl()
+        self._check_weights()
+        batch = self._checked(*_pair(data))
+        method = self._method()
+        found = expected_log_likelihood(method, self._snapshot(), batch, num_samples, generator)
+        return method.scale(batch.num_examples) * found.item() - self.kl()
 
     def sample_network(
         self, inputs: Inputs, num_samples: int = 30, generator: torch.Generator | None = None
@@ -228,8 +246,9 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         beta         by default the present lr, or the first one where a schedule has it at 0
         num_samples  of q_t, by default as many as a step draws
         """
+        self._check_weights()
         batch = self._checked(*_pair(data))
-        method = self._method(batch)
+        method = self._method()
         if num_samples is not None:
             method = replace(method, num_samples=num_samples, antithetic=False)
         state = self.snapshot()
@@ -242,9 +261,12 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
             raise InputError("state_dict: a step has begun. Call step() or zero_grad() first.")
         own = {
             "method": type(self).__name__,
-            "step": self._step,
-            "precision": next(iter(self._precision.state().values())).clone(),
-            "momentum": self._momentum.clone(),
+            "num_data": self.num_data,
+            "temperature": self.temperature,
+            "step": self._state.step,
+            "precision": next(iter(self._state.precision.state().values())).clone(),
+            "momentum": self._state.momentum.clone(),
+            "momentum_weight": self._state.momentum_weight,
             "generator": self.generator.get_state(),
         }
         return {**super().state_dict(), _KEY: own}
@@ -252,20 +274,39 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The inverse; load the network's weights too, with its own load_state_dict."""
         own = state_dict.get(_KEY)
-        if not isinstance(own, dict) or set(own) != {"method", "step", "precision", "momentum", "generator"}:
+        if not isinstance(own, dict) or set(own) != _HELD:
             raise FileFormatError(f"load_state_dict: expected what {type(self).__name__}.state_dict() returned.")
-        expected = next(iter(self._precision.state().values()))
+        now = self._state
+        expected = next(iter(now.precision.state().values()))
         if own["method"] != type(self).__name__ or own["precision"].shape != expected.shape:
             raise FileFormatError(
                 f"load_state_dict: expected the state of {type(self).__name__} with a precision of shape "
                 f"{tuple(expected.shape)}; got that of {own['method']} with {tuple(own['precision'].shape)}."
             )
+        for name in ("num_data", "temperature"):
+            if own[name] != getattr(self, name):
+                raise FileFormatError(
+                    f"load_state_dict: expected the state of a training with {name} = {getattr(self, name)}; got one "
+                    f"with {own[name]}. Make the optimizer with the settings that it had."
+                )
+        values = own["precision"].to(expected, copy=True)
+        loaded = State(
+            now.mean,
+            Dense(values) if self.structure is Dense else Diagonal(values),
+            own["momentum"].to(now.momentum, copy=True),
+            float(own["momentum_weight"]),
+            int(own["step"]),
+        )
         super().load_state_dict({name: value for name, value in state_dict.items() if name != _KEY})
-        precision = own["precision"].to(expected, copy=True)
-        self._precision = Dense(precision) if self.structure is Dense else Diagonal(precision)
-        self._momentum = own["momentum"].to(self._momentum, copy=True)
-        self._step, self._pending = int(own["step"]), None
         self.generator.set_state(own["generator"].cpu())
+        self._state, self._pending, self._statistics = loaded, None, {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Neither copies nor pickles: a copy would train weights that belong to no network."""
+        raise TypeError(
+            f"A {type(self).__name__} cannot be copied or pickled as a whole. Copy the network, make an optimizer for "
+            "the copy, and give it this one's state: copy.load_state_dict(optimizer.state_dict())."
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """One group only: q_t is a Gaussian over all weights together."""
@@ -277,33 +318,52 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def _evaluate(self, inputs: Inputs, targets: Tensor) -> float:
+        self._check_weights()
         batch = self._checked(inputs, targets)
-        self._refresh_statistics(batch.inputs)
         pending = self._pending
+        if pending is not None and self._touched(pending):
+            raise InputError(
+                "backward: the weights' grad was changed since the last backward(), which this one would undo. Clip "
+                "after the last batch of a step. The step that had begun is forgotten."
+            )
+        self._refresh_statistics(batch.inputs)
         if pending is None:
-            method, state, before = self._method(batch), self.snapshot(), self.generator.get_state()
+            method, state, before = self._method(), self._snapshot(), self.generator.get_state()
             pending = _Pending(method, state, method.sample(state, self.generator), before, [])
             self._pending = pending
+        pending.method.check_count(batch.num_examples + sum(each.num_examples for each in pending.batches))
         found = pending.method.evaluate(pending.state, pending.samples, batch, len(pending.batches))
         pending.batches.append(batch)
         pending.evaluation = found if pending.evaluation is None else pending.evaluation.plus(found)
         pending.gradient = pending.method.gradient(pending.state, pending.evaluation)
-        shown = self._layout.unflatten((pending.gradient / self.num_data).to(pending.state.mean.dtype))
+        scaled = pending.gradient * (self.temperature / self.num_data)
+        shown = self._layout.unflatten(scaled.to(pending.state.mean.dtype))
         for name, weight in self._named.items():
             weight.grad = shown[name].clone()
         pending.written = tuple(shown.values())
         return found.loss.item() / found.count
 
     def _gradient(self, pending: _Pending) -> Float[Tensor, " P"]:
-        """ĝ; or N times what a user made of the weights' `grad`, if he touched it."""
+        """ĝ; or N / T times what a user made of the weights' `grad`, if he touched it."""
         assert pending.gradient is not None
-        grads = [weight.grad for weight in self._named.values()]
-        if all(grad is not None and torch.equal(grad, own) for grad, own in zip(grads, pending.written, strict=True)):
+        if not self._touched(pending):
             return pending.gradient
-        flat = [
-            torch.zeros_like(own) if grad is None else grad for grad, own in zip(grads, pending.written, strict=True)
-        ]
-        return torch.cat([grad.detach().reshape(-1) for grad in flat]).double() * self.num_data
+        grads = [weight.grad for weight in self._named.values()]
+        missing = [name for name, grad in zip(self._named, grads, strict=True) if grad is None]
+        if missing:
+            raise InputError(
+                f"step: expected the grad of all weights, as backward() wrote it; that of {', '.join(missing)} is "
+                "None. To forget a step that has begun call optimizer.zero_grad()."
+            )
+        flat = torch.cat([grad.detach().reshape(-1) for grad in grads if grad is not None])
+        return flat.double() * (self.num_data / self.temperature)
+
+    def _touched(self, pending: _Pending) -> bool:
+        """Whether the weights' `grad` is not what `backward` wrote."""
+        grads = [weight.grad for weight in self._named.values()]
+        return any(
+            grad is None or not torch.equal(grad, own) for grad, own in zip(grads, pending.written, strict=False)
+        )
 
     def _forget(self) -> None:
         """As if the step had not begun."""
@@ -314,18 +374,56 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         self._pending, self._statistics = None, {}
 
     def _adopt(self, state: State) -> None:
-        self._precision, self._momentum, self._step = state.precision, state.momentum, state.step
-        with torch.no_grad():
-            for name, value in self._layout.unflatten(state.mean).items():
-                self._named[name].copy_(value)
+        """All of the new state or, after an interrupt, nothing."""
+        before = self._mean()
+        try:
+            self._write(state.mean)
+            self._state = state
+        except BaseException:
+            self._write(before)
+            raise
+
+    @torch.no_grad()
+    def _write(self, mean: Float[Tensor, " P"]) -> None:
+        for name, value in self._layout.unflatten(mean).items():
+            self._named[name].copy_(value)
+
+    def _snapshot(self) -> State:
+        return replace(self._state, mean=self._mean())
 
     def _mean(self) -> Float[Tensor, " P"]:
         with torch.no_grad():
             return self._layout.flatten(dict(self._named))
 
     def _tensors(self) -> dict[str, Tensor]:
-        """All weights and buffers as they are now."""
-        return {name: t.detach() for name, t in (*self.network.named_parameters(), *self.network.named_buffers())}
+        """All weights and buffers as they are now: copies, so that GPs made of them stay as they are.
+
+        What has not changed since the last copy (a frozen layer) is not copied again.
+        """
+        found = {name: weight.detach() for name, weight in self._named.items()}
+        for name, tensor in (*self.network.named_parameters(), *self.network.named_buffers()):
+            if name not in found:
+                known = self._fixed.get(name)
+                if known is None or known.dtype != tensor.dtype or not torch.equal(known, tensor):
+                    self._fixed[name] = tensor.detach().clone()
+                found[name] = self._fixed[name]
+        return found
+
+    def _check_weights(self) -> None:
+        """The weights that train must be those that the optimizer was made for."""
+        now = {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
+        changed = {*now} ^ {*self._named} | {n for n, w in now.items() if n in self._named and w is not self._named[n]}
+        if changed:
+            raise InputError(
+                f"The weights that train are not those that the optimizer was made for: {', '.join(sorted(changed))} "
+                "was frozen, thawed or replaced. Make a new optimizer after such a change."
+            )
+        own, weight = self._state.mean, next(iter(now.values()))
+        if (own.dtype, own.device) != (weight.dtype, weight.device):
+            raise InputError(
+                f"The network is now {weight.dtype} on {weight.device}; the optimizer was made for {own.dtype} on "
+                f"{own.device}. Call network.to() before the optimizer is made."
+            )
 
     def _checked(self, inputs: object, targets: object) -> Data:
         """A batch in the canonical form of network and likelihood."""
@@ -344,7 +442,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
             self._features = LayerwiseFeatures(function, checked, memory_budget=self.memory_budget)
         return self._features
 
-    def _method(self, batch: Data) -> OnlineNewton:
+    def _method(self) -> OnlineNewton:
         """The method for the network as it is now: its frozen weights and buffers may have changed."""
         assert self._features is not None
         network = self._features.network.with_state(self._tensors())
@@ -356,7 +454,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
             self.curvature,
             self.structure,
             self.num_samples,
-            self.momentum,
+            float(self.param_groups[0]["momentum"]),
             self.temperature,
             self.antithetic,
         )
@@ -373,7 +471,13 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         for buffer in (buffer for part in moving for buffer in part.buffers(recurse=False)):
             self._statistics.setdefault(buffer, buffer.clone())
         with torch.no_grad(), global_states_kept(), statistics_mode(self.network):
-            self._features.network.call_module(inputs)
+            try:
+                self._features.network.call_module(inputs)
+            except ValueError as error:
+                raise InputError(
+                    f"Batch normalisation in train mode cannot take statistics from this batch ({error}). Leave a last "
+                    "batch of one example out (drop_last=True), or put the network into eval mode."
+                ) from error
 
 
 def _pair(data: object) -> tuple[Inputs, Tensor]:
@@ -382,7 +486,7 @@ def _pair(data: object) -> tuple[Inputs, Tensor]:
 
 
 class VON(OnlineNewtonOptimizer):
-    """Variational online Newton, Eqs. (10) and (11), with the exact Hessian at samples of q_t. For small networks."""
+    """Variational online Newton, Eqs. (11) and (12), with the exact Hessian at samples of q_t. For small networks."""
 
     curvature, structure, at_mean = ExactHessian, Dense, False
 

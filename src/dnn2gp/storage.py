@@ -78,7 +78,8 @@ def load(
     expansion = _expansion(header, file.part("expansion"), own, inputs)
     expansion = expansion.anchored(step["anchor"]) if step else expansion
     prior = file.part("prior")
-    model = LinearModel(expansion, Gaussian(prior["mean"], Structure.kinds[header["prior"]].from_state(prior)))
+    known = Gaussian(prior["mean"], Structure.kinds[header["prior"]].from_state(prior))
+    model = LinearModel(expansion, known, of_step=bool(step))
     inference = Inference.kinds[header["inference"]].restored(model, header["structure"], file.part("inference"))
     return GaussianProcess(own, inference, likelihood)
 
@@ -121,8 +122,7 @@ def _pack(gp: GaussianProcess) -> tuple[dict[str, Any], dict[str, Tensor]]:
     }
     maps = list(gp.features.maps) if isinstance(gp.features, StackedFeatures) else [gp.features]
     samples = torch.stack([each.anchor for each in maps])
-    at_network = len(maps) == 1 and torch.equal(samples[0], gp.network.weights)
-    if not at_network or expansion.anchor is not gp.features.anchor:
+    if gp.model.of_step:
         parts["step"] = {"anchor": expansion.anchor, "samples": samples}
     return header, {f"{part}/{name}": tensor for part, members in parts.items() for name, tensor in members.items()}
 

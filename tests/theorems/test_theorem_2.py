@@ -43,7 +43,7 @@ def parts_at(case: Problem, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def stepped(case: Problem, state: State, samples: Tensor, beta: float, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Eqs. (15) and (16) with Monte Carlo samples, written out: μ_{t+1} and Σ_{t+1}⁻¹."""
+    """The update of Appendix A.2 with Monte Carlo samples, written out: μ_{t+1} and Σ_{t+1}⁻¹."""
     gradient, hessian = torch.zeros_like(case.weights), torch.zeros(len(case.weights), len(case.weights)).double()
     for weights in samples:
         J, r, Lam = parts_at(case, weights)
@@ -114,7 +114,7 @@ def test_the_linear_model_is_that_of_appendix_a(kind, outputs, num_samples):
 def test_the_printed_form_of_the_main_text_fails(kind, outputs):
     """The main text anchors at the sample: ỹ = J w_t − Λ⁻¹r and m_t = (1−β) V Σ_t⁻¹ w_t.
 
-    The update moves the *mean* μ_t, and its gradient term Σᵢ ∇²ℓᵢ μ_t (Eq. 22) multiplies μ_t, not the sample at which
+    The update moves the *mean* μ_t, and its term Σᵢ ∇²ℓᵢ μ_t (Appendix A.2) multiplies μ_t, not the sample at which
     the Hessian was taken. With w_t ≠ μ_t the posterior mean of the printed model is off by about w_t − μ_t; only
     where the method looks at the mean (OGGN) do the two agree.
     """

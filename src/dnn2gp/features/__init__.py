@@ -10,10 +10,11 @@ from dnn2gp.features.kronecker import KroneckerFactors
 from dnn2gp.features.layerwise import LayerwiseFeatures
 from dnn2gp.features.operator import FactoredOperator
 from dnn2gp.features.plan import Plan
-from dnn2gp.features.stacked import StackedFeatures
+from dnn2gp.features.stacked import AveragedFeatures, StackedFeatures
 from dnn2gp.features.whitener import Whitener
 
 __all__ = [
+    "AveragedFeatures",
     "FactoredJacobian",
     "FactoredOperator",
     "Factors",

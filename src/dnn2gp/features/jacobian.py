@@ -64,7 +64,7 @@ class NetworkFeatures(FeatureMap):
         """The same engine at other weights, or for other buffers: what was learned of the network holds there too."""
         self._needs  # noqa: B018 (made now, so that both know what the other measures)
         moved = copy(self)
-        moved.anchor, moved.network = anchor, network or self.network
+        moved.anchor, moved.network = anchor.contiguous(), network or self.network  # some of torch's rules need it
         return moved
 
     def check(self, inputs: Inputs) -> Inputs:

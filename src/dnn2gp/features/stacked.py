@@ -1,4 +1,4 @@
-"""Stacked features: the Jacobians at S weights below one another, as Appendix A.2 has them for S samples of q_t."""
+"""The Jacobians at S weights, below one another as Appendix A.2 has them for S samples of q_t, or averaged (B.3)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dnn2gp.memory import bounded
 from dnn2gp.network import Network
 
 
-class StackedFeatures(FeatureMap):
-    """φ(x)ᵀ = [J_{w₁}(x); …; J_{w_S}(x)] ∈ R^{SK×P}: the features of the linear model of Theorem 2 with S samples."""
+class _SeveralMaps(FeatureMap):
+    """Features made of the Jacobians of one network at S weights."""
 
     def __init__(self, maps: Sequence[NetworkFeatures]) -> None:
         """One map for each of the S weights, all of one network."""
@@ -30,7 +30,7 @@ class StackedFeatures(FeatureMap):
         first = maps[0]
         self.maps = tuple(maps)
         self.anchor, self.memory_budget = first.anchor, first.memory_budget
-        self.num_weights, self.num_outputs = first.num_weights, len(maps) * first.num_outputs
+        self.num_weights, self.num_outputs = first.num_weights, first.num_outputs
         self.fewest = max(each.fewest for each in maps)
 
     @property
@@ -40,11 +40,25 @@ class StackedFeatures(FeatureMap):
 
     def __repr__(self) -> str:
         """Of how many maps."""
-        return f"StackedFeatures({len(self.maps)} × {self.maps[0]!r})"
+        return f"{type(self).__name__}({len(self.maps)} × {self.maps[0]!r})"
 
     def check(self, inputs: Inputs) -> Inputs:
         """These inputs, as the network takes them."""
         return self.maps[0].check(inputs)
+
+    def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
+        """R · P numbers."""
+        rows = self.anchor.element_size() * num_rows * self.num_weights
+        return Footprint(rows, rows, 6.0 * num_rows * self.num_weights * len(self.maps))
+
+
+class StackedFeatures(_SeveralMaps):
+    """φ(x)ᵀ = [J_{w₁}(x); …; J_{w_S}(x)] ∈ R^{SK×P}: the features of the linear model of Theorem 2 with S samples."""
+
+    def __init__(self, maps: Sequence[NetworkFeatures]) -> None:
+        """One map for each of the S weights, all of one network."""
+        super().__init__(maps)
+        self.num_outputs = len(maps) * maps[0].num_outputs
 
     def outputs(self, inputs: Inputs) -> Float[Tensor, "N SK"]:
         """f_{w_s}(x) of each sample, side by side."""
@@ -62,11 +76,6 @@ class StackedFeatures(FeatureMap):
             rows = rows + each.factors(inputs, own).rows()
         return Factors.of_rows(rows)
 
-    def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
-        """R · P numbers."""
-        rows = self.anchor.element_size() * num_rows * self.num_weights
-        return Footprint(rows, rows, 6.0 * num_rows * self.num_weights * len(self.maps))
-
     @bounded
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N SK S"]:
         """J v of each map."""
@@ -82,3 +91,30 @@ class StackedFeatures(FeatureMap):
 
     def _split(self, columns: Float[Tensor, "N SK R"]) -> list[Float[Tensor, "N K R"]]:
         return [own.contiguous() for own in columns.split(self.maps[0].num_outputs, 1)]
+
+
+class AveragedFeatures(_SeveralMaps):
+    """φ(x)ᵀ = (1/S) Σ_s J_{w_s}(x): the features of the average of S maps, as Appendix B.3 predicts with it."""
+
+    def outputs(self, inputs: Inputs) -> Float[Tensor, "N K"]:
+        """The average of f_{w_s}(x)."""
+        return torch.stack([each.outputs(inputs) for each in self.maps]).mean(0)
+
+    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None, *, apart: bool = False) -> Factors:
+        """The average of the rows."""
+        if cotangents is not None and not isinstance(cotangents, Tensor):
+            cotangents = resolved(cotangents, self.outputs(inputs))
+        rows = self.maps[0].factors(inputs, cotangents).rows()
+        for each in self.maps[1:]:
+            rows = rows + each.factors(inputs, cotangents).rows()
+        return Factors.of_rows(rows / len(self.maps))
+
+    @bounded
+    def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N K S"]:
+        """J v, averaged."""
+        return torch.stack([each.jvp(inputs, vectors) for each in self.maps]).mean(0)
+
+    @bounded
+    def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N K S"]) -> Float[Tensor, "P S"]:
+        """Jᵀ u, averaged."""
+        return torch.stack([each.vjp(inputs, cotangents) for each in self.maps]).mean(0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from dnn2gp.errors import InputError
 
 METHODS = ("vogn", "ogn", "adam")
-_RATES = {"vogn": 0.06, "ogn": 0.06, "adam": 1e-3}
+_RATES = {"vogn": 0.03, "ogn": 0.03, "adam": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class TrainConfig:
     batch_size: int = 128
     lr: float | None = None
     """β of VOGN and OGN, or Adam's rate; None: the method's own."""
-    precision_lr: float = 1e-3
-    prior_precision: float = 1.0
+    precision_lr: float | None = None
+    """β' of VOGN and OGN; None: 6 / steps, at most 1e-3, so that the first precision is forgotten (e⁻⁶) at the end."""
+    prior_precision: float = 3.0
     """δ of the summed loss; Adam gets the weight decay δ / N."""
     initial_precision: float | None = None
     """Σ_0⁻¹; None: N / (10 T)."""

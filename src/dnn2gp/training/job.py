@@ -147,7 +147,7 @@ class Training:
             CategoricalLikelihood(),
             count,
             lr=config.rate,
-            precision_lr=config.precision_lr,
+            precision_lr=self._precision_rate(),
             prior_precision=config.prior_precision,
             initial_precision=first,
             temperature=config.temperature,
@@ -155,6 +155,10 @@ class Training:
             seed=config.seed,
             num_samples=samples,
         )
+
+    def _precision_rate(self) -> float:
+        steps = self.config.epochs * self.batches
+        return min(1e-3, 6 / steps) if self.config.precision_lr is None else self.config.precision_lr
 
     def _step(self, inputs: Tensor, labels: Tensor, progress: float) -> None:
         for group in self.optimizer.param_groups:
