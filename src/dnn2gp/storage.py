@@ -72,14 +72,14 @@ def load(
     file = file.to(function.device)
     inputs = function.check_inputs(inputs)
     jacobian = features(function, inputs, memory_budget=memory_budget)
-    step = file.part("step")  # of a training step alone
-    own = jacobian if "samples" not in step else _at_samples(jacobian, step["samples"])
+    of_step, step = header["features"] == "step", file.part("step")
+    own = _at_samples(jacobian, step["samples"]) if of_step else jacobian
     _check_outputs(own.outputs(take(inputs, slice(0, _CHECKED))), file.part("check")["outputs"])
     expansion = _expansion(header, file.part("expansion"), own, inputs)
-    expansion = expansion.anchored(step["anchor"]) if step else expansion
+    expansion = expansion.anchored(step["anchor"]) if of_step else expansion
     prior = file.part("prior")
     known = Gaussian(prior["mean"], Structure.kinds[header["prior"]].from_state(prior))
-    model = LinearModel(expansion, known, of_step=bool(step))
+    model = LinearModel(expansion, known, of_step=of_step)
     inference = Inference.kinds[header["inference"]].restored(model, header["structure"], file.part("inference"))
     return GaussianProcess(own, inference, likelihood)
 
@@ -101,7 +101,7 @@ def _pack(gp: GaussianProcess) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "likelihood": gp.likelihood.name,
         "trainable": list(gp.network.layout.names),
         "inputs": _form(features.form if isinstance(features, GradientFeatures) else expansion.inputs),
-        "features": "gradient" if gradient else "jacobian",
+        "features": "gradient" if gradient else "step" if gp.model.of_step else "jacobian",
         "quadratic": expansion.quadratic,
         "prior": prior.precision.name,
         "inference": gp.inference.name,
@@ -200,7 +200,7 @@ def _header(path: Path, text: str, tensors: dict[str, Tensor]) -> dict[str, Any]
         "likelihood": isinstance(header.get("likelihood"), str),
         "trainable": _names(header.get("trainable"), weights),
         "inputs": header.get("inputs") in ["tensor", "tuple", "list"] or _names(header.get("inputs")),
-        "features": header.get("features") in ["jacobian", "gradient"],
+        "features": header.get("features") in ["jacobian", "gradient", "step"],
         "quadratic": isinstance(header.get("quadratic"), bool),
         "prior": header.get("prior") in structures,
         "inference": header.get("inference") in list(Inference.kinds),
