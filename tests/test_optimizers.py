@@ -31,6 +31,7 @@ from dnn2gp import (
 from dnn2gp.data import Data
 from dnn2gp.errors import DivergedError, FileFormatError, InputError, MemoryBudgetError
 from dnn2gp.gaussian import Gaussian
+from dnn2gp.layout import Layout
 from dnn2gp.optimizers import OnlineNewtonOptimizer
 from dnn2gp.structures import Dense, Diagonal
 
@@ -391,7 +392,7 @@ def test_an_interrupt_while_weights_are_written_leaves_the_old_ones(monkeypatch)
     before, state = brute_force.flat_weights(module), optimizer.state_dict()
     count = 0
 
-    class Interrupting(type(optimizer._layout)):
+    class Interrupting(Layout):
         def unflatten(self, vector):
             nonlocal count
             count += 1
@@ -400,7 +401,8 @@ def test_an_interrupt_while_weights_are_written_leaves_the_old_ones(monkeypatch)
                 return dict(list(found.items())[:2]) | {"no such weight": vector}
             return super().unflatten(vector)
 
-    monkeypatch.setattr(optimizer, "_layout", Interrupting(optimizer._layout.names, optimizer._layout.shapes))
+    layout = optimizer._trained.layout
+    monkeypatch.setattr(optimizer._trained, "layout", Interrupting(layout.names, layout.shapes))
     with pytest.raises(KeyError):
         optimizer.step(x, y)
     assert torch.equal(brute_force.flat_weights(module), before)

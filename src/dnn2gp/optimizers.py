@@ -26,17 +26,13 @@ from dnn2gp.convert import convert_step
 from dnn2gp.curvature import Curvature, EmpiricalFisher, Evaluation, ExactHessian, GaussNewton
 from dnn2gp.data import Data, read_data
 from dnn2gp.errors import FileFormatError, InputError
-from dnn2gp.evaluation import keeps_statistics, statistics_mode
-from dnn2gp.features import LayerwiseFeatures, NetworkFeatures
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.inference import Inference
-from dnn2gp.inputs import Inputs, check_inputs, num_examples
-from dnn2gp.layout import Layout
+from dnn2gp.inputs import Inputs, check_inputs
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.memory import check_budget, default_budget
 from dnn2gp.monte_carlo import SampledPredictive, check_count, networks_at
-from dnn2gp.network import Network
 from dnn2gp.online_newton import (
     OnlineNewton,
     State,
@@ -47,8 +43,8 @@ from dnn2gp.online_newton import (
     first_precision,
 )
 from dnn2gp.priors import PriorPrecision, expand_precision
-from dnn2gp.randomness import global_states_kept
 from dnn2gp.structures import Dense, Diagonal
+from dnn2gp.trained_network import TrainedNetwork
 
 _KEY = "online_newton"
 _HELD = {"method", "num_data", "temperature", "step", "precision", "momentum", "momentum_weight", "generator"}
@@ -108,8 +104,6 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         seed: int = 0,
         memory_budget: int | float | None = None,
     ) -> None:
-        if not isinstance(network, nn.Module):
-            raise InputError(f"network: expected the torch.nn.Module to train; got {type(network).__name__}.")
         if not isinstance(likelihood, Likelihood) or likelihood.per_example:
             raise InputError(
                 "likelihood: expected a dnn2gp likelihood for all examples alike, e.g. CategoricalLikelihood() or "
@@ -127,30 +121,23 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         check_rate("lr", lr)
         if precision_lr is not None:
             check_rate("precision_lr", precision_lr)
-        named = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
-        if not named:
-            raise InputError("network: expected weights to train; none requires a gradient (requires_grad_(True)).")
-        super().__init__(list(named.values()), {"lr": lr, "precision_lr": precision_lr, "momentum": momentum})
-        self.network, self.likelihood, self.num_data = network, likelihood.detached(), num_data
+        trained = TrainedNetwork(network, likelihood.detached(), check_budget(memory_budget))
+        defaults = {"lr": lr, "precision_lr": precision_lr, "momentum": momentum}
+        super().__init__(list(trained.named.values()), defaults)
+        self.network, self.likelihood, self.num_data = network, trained.likelihood, num_data
         self.num_samples, self.temperature, self.antithetic = samples, temperature, antithetic
-        self.memory_budget = check_budget(memory_budget)
-        self._named = named
-        self._layout = Layout(tuple(named), tuple(weight.shape for weight in named.values()))
-        mean = self._mean()
-        self.prior_precision = expand_precision(prior_precision, self._layout, mean)
+        self._trained = trained
+        mean = trained.mean()
+        self.prior_precision = expand_precision(prior_precision, trained.layout, mean)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError(f"seed: expected a whole number; got {seed!r}.")
         self.generator = torch.Generator(device=mean.device).manual_seed(seed)
-        budget = default_budget() if self.memory_budget is None else self.memory_budget
+        budget = default_budget() if trained.memory_budget is None else trained.memory_budget
         first = float(num_data) if initial_precision is None else initial_precision
         precision = first_precision(self.structure, mean, first, budget)
         self._state = State(mean, precision, torch.zeros_like(mean))
         """q_t but for its mean, which the network holds."""
-        self._fixed: dict[str, Tensor] = {}
-        self._features: NetworkFeatures | None = None
         self._pending: _Pending | None = None
-        self._statistics: dict[Tensor, Tensor] = {}
-        """Running statistics as they were before a step that has begun, by their buffers."""
 
     def snapshot(self) -> State:
         """q_t, its momentum and t, as a value of its own."""
@@ -195,11 +182,13 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
             if own is not None:
                 check_rate("precision_lr", own)
             after = pending.method.apply(pending.state, pending.evaluation, gradient, lr, own)
-            self._adopt(after)
+            self._trained.write(after.mean)
+            self._state = after
         except BaseException:
             self._forget()
             raise
-        self._pending, self._statistics = None, {}
+        self._pending = None
+        self._trained.keep_statistics()
         batches = tuple(pending.batches)
         return StepInfo(pending.method, pending.state.step, pending.samples, batches, lr, pending.evaluation, gradient)
 
@@ -218,8 +207,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         Some of the data stand for all: their log-likelihood is multiplied by N / M.
         """
         check_count(num_samples)
-        self._check_weights()
-        batch = self._checked(*_pair(data))
+        batch = self._trained.batch(*_pair(data))
         method = self._method()
         found = expected_log_likelihood(method, self._snapshot(), batch, num_samples, generator)
         return method.scale(batch.num_examples) * found.item() - self.kl()
@@ -229,7 +217,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
     ) -> SampledPredictive:
         """The paper's DNN-VI: predictions of `num_samples` networks w ~ q_t, their mean and both kinds of variance."""
         check_count(num_samples)
-        network = self._engine(check_inputs(inputs)).network.with_state(self._tensors())
+        network = self._trained.features(check_inputs(inputs)).network
         return networks_at(network, self.posterior().sample(num_samples, generator), inputs, self.likelihood)
 
     def gaussian_process(
@@ -246,8 +234,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         beta         by default the present lr, or the first one where a schedule has it at 0
         num_samples  of q_t, by default as many as a step draws
         """
-        self._check_weights()
-        batch = self._checked(*_pair(data))
+        batch = self._trained.batch(*_pair(data))
         method = self._method()
         if num_samples is not None:
             method = replace(method, num_samples=num_samples, antithetic=False)
@@ -299,7 +286,8 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         )
         super().load_state_dict({name: value for name, value in state_dict.items() if name != _KEY})
         self.generator.set_state(own["generator"].cpu())
-        self._state, self._pending, self._statistics = loaded, None, {}
+        self._state, self._pending = loaded, None
+        self._trained.keep_statistics()
 
     def __getstate__(self) -> dict[str, Any]:
         """Neither copies nor pickles: a copy would train weights that belong to no network."""
@@ -318,15 +306,14 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def _evaluate(self, inputs: Inputs, targets: Tensor) -> float:
-        self._check_weights()
-        batch = self._checked(inputs, targets)
+        batch = self._trained.batch(inputs, targets)
         pending = self._pending
-        if pending is not None and self._touched(pending):
+        if pending is not None and self._trained.touched(pending.written):
             raise InputError(
                 "backward: the weights' grad was changed since the last backward(), which this one would undo. Clip "
                 "after the last batch of a step. The step that had begun is forgotten."
             )
-        self._refresh_statistics(batch.inputs)
+        self._trained.refresh_statistics(batch.inputs)
         if pending is None:
             method, state, before = self._method(), self._snapshot(), self.generator.get_state()
             pending = _Pending(method, state, method.sample(state, self.generator), before, [])
@@ -337,117 +324,30 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         pending.evaluation = found if pending.evaluation is None else pending.evaluation.plus(found)
         pending.gradient = pending.method.gradient(pending.state, pending.evaluation)
         scaled = pending.gradient * (self.temperature / self.num_data)
-        shown = self._layout.unflatten(scaled.to(pending.state.mean.dtype))
-        for name, weight in self._named.items():
-            weight.grad = shown[name].clone()
-        pending.written = tuple(shown.values())
+        pending.written = self._trained.write_grads(scaled.to(pending.state.mean.dtype))
         return found.loss.item() / found.count
 
     def _gradient(self, pending: _Pending) -> Float[Tensor, " P"]:
         """ĝ; or N / T times what a user made of the weights' `grad`, if he touched it."""
         assert pending.gradient is not None
-        if not self._touched(pending):
+        if not self._trained.touched(pending.written):
             return pending.gradient
-        grads = [weight.grad for weight in self._named.values()]
-        missing = [name for name, grad in zip(self._named, grads, strict=True) if grad is None]
-        if missing:
-            raise InputError(
-                f"step: expected the grad of all weights, as backward() wrote it; that of {', '.join(missing)} is "
-                "None. To forget a step that has begun call optimizer.zero_grad()."
-            )
-        flat = torch.cat([grad.detach().reshape(-1) for grad in grads if grad is not None])
-        return flat.double() * (self.num_data / self.temperature)
-
-    def _touched(self, pending: _Pending) -> bool:
-        """Whether the weights' `grad` is not what `backward` wrote."""
-        grads = [weight.grad for weight in self._named.values()]
-        return any(
-            grad is None or not torch.equal(grad, own) for grad, own in zip(grads, pending.written, strict=False)
-        )
+        return self._trained.read_grads().double() * (self.num_data / self.temperature)
 
     def _forget(self) -> None:
         """As if the step had not begun."""
         if self._pending is not None:
             self.generator.set_state(self._pending.before)
-        for buffer, value in self._statistics.items():
-            buffer.copy_(value)
-        self._pending, self._statistics = None, {}
-
-    def _adopt(self, state: State) -> None:
-        """All of the new state or, after an interrupt, nothing."""
-        before = self._mean()
-        try:
-            self._write(state.mean)
-            self._state = state
-        except BaseException:
-            self._write(before)
-            raise
-
-    @torch.no_grad()
-    def _write(self, mean: Float[Tensor, " P"]) -> None:
-        for name, value in self._layout.unflatten(mean).items():
-            self._named[name].copy_(value)
+        self._pending = None
+        self._trained.restore_statistics()
 
     def _snapshot(self) -> State:
-        return replace(self._state, mean=self._mean())
-
-    def _mean(self) -> Float[Tensor, " P"]:
-        with torch.no_grad():
-            return self._layout.flatten(dict(self._named))
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """All weights and buffers as they are now: copies, so that GPs made of them stay as they are.
-
-        What has not changed since the last copy (a frozen layer) is not copied again.
-        """
-        found = {name: weight.detach() for name, weight in self._named.items()}
-        for name, tensor in (*self.network.named_parameters(), *self.network.named_buffers()):
-            if name not in found:
-                known = self._fixed.get(name)
-                if known is None or known.dtype != tensor.dtype or not torch.equal(known, tensor):
-                    self._fixed[name] = tensor.detach().clone()
-                found[name] = self._fixed[name]
-        return found
-
-    def _check_weights(self) -> None:
-        """The weights that train must be those that the optimizer was made for."""
-        now = {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
-        changed = {*now} ^ {*self._named} | {n for n, w in now.items() if n in self._named and w is not self._named[n]}
-        if changed:
-            raise InputError(
-                f"The weights that train are not those that the optimizer was made for: {', '.join(sorted(changed))} "
-                "was frozen, thawed or replaced. Make a new optimizer after such a change."
-            )
-        own, weight = self._state.mean, next(iter(now.values()))
-        if (own.dtype, own.device) != (weight.dtype, weight.device):
-            raise InputError(
-                f"The network is now {weight.dtype} on {weight.device}; the optimizer was made for {own.dtype} on "
-                f"{own.device}. Call network.to() before the optimizer is made."
-            )
-
-    def _checked(self, inputs: object, targets: object) -> Data:
-        """A batch in the canonical form of network and likelihood."""
-        found = check_inputs(inputs)
-        function = self._engine(found).network
-        checked = function.check_inputs(found)
-        own = self.likelihood.check_targets(targets, num_examples(checked), function.num_outputs, function.dtype)
-        return Data(checked, own.to(function.device))
-
-    def _engine(self, inputs: Inputs) -> NetworkFeatures:
-        """The engine, made from the first inputs that are seen."""
-        if self._features is None:
-            function = Network(self.network, inputs, state=self._tensors(), trainable=list(self._named))
-            self.likelihood.check_outputs(function.output_shape)
-            checked = function.check_inputs(inputs)
-            self._features = LayerwiseFeatures(function, checked, memory_budget=self.memory_budget)
-        return self._features
+        return replace(self._state, mean=self._trained.mean())
 
     def _method(self) -> OnlineNewton:
-        """The method for the network as it is now: its frozen weights and buffers may have changed."""
-        assert self._features is not None
-        network = self._features.network.with_state(self._tensors())
+        """The method for the network as it is now."""
         return OnlineNewton(
-            self._features.at(network.weights, network),
+            self._trained.features(),
             self.likelihood,
             self.num_data,
             self.prior_precision,
@@ -458,26 +358,6 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
             self.temperature,
             self.antithetic,
         )
-
-    def _refresh_statistics(self, inputs: Inputs) -> None:
-        """Where BatchNorm is in train mode: one pass at the mean that updates its running statistics.
-
-        The step itself uses these, fixed: with those of the batch an example would have no gradient of its own.
-        """
-        moving = [part for part in self.network.modules() if part.training and keeps_statistics(part)]
-        if not moving:
-            return
-        assert self._features is not None
-        for buffer in (buffer for part in moving for buffer in part.buffers(recurse=False)):
-            self._statistics.setdefault(buffer, buffer.clone())
-        with torch.no_grad(), global_states_kept(), statistics_mode(self.network):
-            try:
-                self._features.network.call_module(inputs)
-            except ValueError as error:
-                raise InputError(
-                    f"Batch normalisation in train mode cannot take statistics from this batch ({error}). Leave a last "
-                    "batch of one example out (drop_last=True), or put the network into eval mode."
-                ) from error
 
 
 def _pair(data: object) -> tuple[Inputs, Tensor]:
