@@ -286,7 +286,7 @@ def test_a_state_of_another_structure():
 
 def test_a_loss_that_is_no_number_names_step_and_batch():
     case = problem("gaussian")
-    own = method(case)
+    own = method(case, num_data=9)
     state = replace(own.init(case.weights, 1.0), step=16)
     bad = Data(case.x[:3], torch.where(torch.arange(3)[:, None] == 1, float("inf"), case.y[:3]))
     with pytest.raises(
