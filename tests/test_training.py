@@ -23,6 +23,7 @@ from dnn2gp.datasets import load_images
 from dnn2gp.errors import DivergedError, FileFormatError, InputError
 from dnn2gp.nets import lenet5
 from dnn2gp.training import TrainConfig, run
+from dnn2gp.training.job import Training
 
 SMOKE = ("train", "mnist", "--preset", "smoke")
 
@@ -100,6 +101,34 @@ def test_a_killed_training_goes_on_to_the_same_weights(method: str, digits: Path
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
+def test_ctrl_c_saves_the_training_as_it_is(digits: Path, tmp_path: Path) -> None:
+    """Also before the first checkpoint was due; a second Ctrl-C would stop at once."""
+    config = replace(TrainConfig.preset("smoke"), out=tmp_path / "cut", epochs=3, checkpoint_seconds=1e9)
+    training = Training(replace(config, out=tmp_path / "whole"), load_images("mnist"), resume=False)
+    training.path.parent.mkdir(parents=True)
+    training.run()
+    again = Training(config, load_images("mnist"), resume=False)
+    again.path.parent.mkdir(parents=True)
+    step, count = again._step, 0
+
+    def interrupted(*arguments) -> None:
+        nonlocal count
+        count += 1
+        if count == 4:
+            signal.raise_signal(signal.SIGINT)
+        step(*arguments)
+
+    again._step = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        again.run()
+    assert load_checkpoint(again.path)["batch"] == 4
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    resumed = Training(config, load_images("mnist"), resume=True)
+    resumed.run()
+    expected = weights(training.path)
+    assert all(torch.equal(value, expected[name]) for name, value in weights(resumed.path).items())
+
+
 def _in_mid_epoch(path: Path) -> bool:
     if not path.exists():
         return False
@@ -110,6 +139,8 @@ def _in_mid_epoch(path: Path) -> bool:
 def test_a_checkpoint_of_other_settings_is_refused(digits: Path, tmp_path: Path) -> None:
     config = replace(TrainConfig.preset("smoke"), out=tmp_path / "out", epochs=1)
     run(config)
+    with pytest.raises(InputError, match=r"is there already.* --resume"):
+        run(config)
     with pytest.raises(InputError, match="other prior_precision"):
         run(replace(config, prior_precision=2.0), resume=True)
 
@@ -118,11 +149,18 @@ def test_settings_that_mean_nothing(digits: Path, tmp_path: Path) -> None:
     for settings, word in (
         ({"method": "sgd"}, "optimizer"),
         ({"epochs": 0}, "epochs"),
-        ({"num_train": 3}, "num_train"),
+        ({"num_train": 3}, "batch_size: at most the 3"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"lr": 3.0}, "lr: expected a learning rate"),
+        ({"precision_lr": 2.0}, "precision_lr"),
+        ({"momentum": 1.0}, "momentum"),
         ({"data": "svhn"}, "data: expected one of"),
     ):
         with pytest.raises(InputError, match=word):
             run(replace(TrainConfig.preset("smoke"), out=tmp_path / "out", **settings))
+        assert word.startswith("data") or not (tmp_path / "out").exists()  # nothing is left of it
+    with pytest.raises(InputError, match="beside: expected methods other than vogn"):
+        run(replace(TrainConfig.preset("smoke"), out=tmp_path / "out"), beside=("vogn",))
 
 
 def test_images(digits: Path) -> None:

@@ -73,6 +73,11 @@ class LinearModel:
         a step with a diagonal structure, with momentum or with two rates, this is the model of the plain, dense step
         from the same q_t. `expansion`: Gauss-Newton, as in the paper, or `Expansion.empirical_fisher`.
         """
+        if not isinstance(state, State) or not isinstance(info, Sites):
+            raise InputError(
+                f"expected a State (optimizer.snapshot()) and what the step returned; got {type(state).__name__} and "
+                f"{type(info).__name__}."
+            )
         if state.step != info.step:
             raise InputError(
                 f"state: expected q_t as it was before the step (step {info.step}); got that of step {state.step}. "

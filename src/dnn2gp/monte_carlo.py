@@ -88,5 +88,6 @@ def networks_at(
 
 def check_count(num_samples: int) -> None:
     """Refuse less than one sample."""
-    if num_samples < 1:
-        raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
+    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
+        got = num_samples if isinstance(num_samples, int | float) else type(num_samples).__name__
+        raise InputError(f"num_samples: expected a whole number, at least 1; got {got}.")

@@ -178,8 +178,8 @@ class OnlineNewton:
         mean = (state.mean.double() - beta * move).to(state.mean.dtype)
         if not mean.isfinite().all():
             raise DivergedError(
-                f"Step {state.step + 1} would make weights NaN or infinite. The state before it is intact: lower the "
-                "learning rate, or raise the first precision."
+                f"Step {state.step + 1} would make weights NaN or infinite. The state before it is intact: lower lr "
+                "or precision_lr, or raise the first precision or the prior precision."
             )
         return State(mean, precision, momentum.to(state.mean.dtype), weight, state.step + 1)
 
@@ -212,7 +212,8 @@ class OnlineNewton:
         return DivergedError(
             f"Step {state.step + 1}, batch {position + 1} of the step ({batch.num_examples} examples): {what} is NaN "
             f"or infinite. The state before this step is intact and can be saved. Look at the batch; "
-            "lower the learning rate, or raise the first precision so that samples stay near the mean."
+            "lower lr or precision_lr, or raise the first precision or the prior precision: steps are then smaller, "
+            "and samples nearer to the mean."
         )
 
 

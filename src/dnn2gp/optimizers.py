@@ -209,6 +209,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         check_count(num_samples)
         batch = self._trained.batch(*_pair(data))
         method = self._method()
+        method.check_count(batch.num_examples)
         found = expected_log_likelihood(method, self._snapshot(), batch, num_samples, generator)
         return method.scale(batch.num_examples) * found.item() - self.kl()
 
@@ -366,36 +367,54 @@ def _pair(data: object) -> tuple[Inputs, Tensor]:
 
 
 class VON(OnlineNewtonOptimizer):
-    """Variational online Newton, Eqs. (11) and (12), with the exact Hessian at samples of q_t. For small networks."""
+    """Variational online Newton, Eqs. (11) and (12), with the exact Hessian at samples of q_t. For small networks.
+
+    For the arguments see `OnlineNewtonOptimizer`.
+    """
 
     curvature, structure, at_mean = ExactHessian, Dense, False
 
 
 class ON(OnlineNewtonOptimizer):
-    """Online Newton: the exact Hessian at the mean. For small networks."""
+    """Online Newton: the exact Hessian at the mean. For small networks.
+
+    For the arguments see `OnlineNewtonOptimizer`.
+    """
 
     curvature, structure, at_mean = ExactHessian, Dense, True
 
 
 class VOGGN(OnlineNewtonOptimizer):
-    """Variational online Gauss-Newton, dense: the method of Theorem 2."""
+    """Variational online Gauss-Newton, dense: the method of Theorem 2.
+
+    For the arguments see `OnlineNewtonOptimizer`.
+    """
 
     curvature, structure, at_mean = GaussNewton, Dense, False
 
 
 class OGGN(OnlineNewtonOptimizer):
-    """Online Gauss-Newton at the mean, dense: stops at a minimum of the loss."""
+    """Online Gauss-Newton at the mean, dense: stops at a minimum of the loss.
+
+    For the arguments see `OnlineNewtonOptimizer`.
+    """
 
     curvature, structure, at_mean = GaussNewton, Dense, True
 
 
 class VOGN(OnlineNewtonOptimizer):
-    """Variational online Gauss-Newton with a diagonal precision, from squared gradients of the examples."""
+    """Variational online Gauss-Newton with a diagonal precision, from squared gradients of the examples.
+
+    For the arguments see `OnlineNewtonOptimizer`.
+    """
 
     curvature, structure, at_mean = EmpiricalFisher, Diagonal, False
 
 
 class OGN(OnlineNewtonOptimizer):
-    """The same at the mean: stops at a minimum of the loss, as RMSprop does, but keeps a Gaussian."""
+    """The same at the mean: stops at a minimum of the loss, and keeps a Gaussian.
+
+    For the arguments see `OnlineNewtonOptimizer`.
+    """
 
     curvature, structure, at_mean = EmpiricalFisher, Diagonal, True

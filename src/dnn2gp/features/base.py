@@ -28,7 +28,6 @@ from dnn2gp.features.whitener import Unit, Whitener
 from dnn2gp.features.work import Work
 from dnn2gp.inputs import Inputs, check_inputs, differentiable, num_examples, take
 from dnn2gp.memory import bounded, chunks, require
-from dnn2gp.progress import track
 
 
 class FeatureMap(Chunked):
@@ -126,7 +125,7 @@ class FeatureMap(Chunked):
         """
         sums, squares = torch.zeros(2, self.num_weights, dtype=torch.float64, device=self.anchor.device)
         size = self.chunk(inputs, 1, _MOMENTS, fixed=2 * sums.nbytes)
-        for part in track(list(chunks(num_examples(inputs), size)), _MOMENTS.name):
+        for part in chunks(num_examples(inputs), size):
 
             def columns(outputs: Float[Tensor, "m Q"], part: slice = part) -> Float[Tensor, "m Q 1"]:
                 own = cotangents(outputs[: part.stop - part.start], part)  # a single example may be made twice

@@ -47,7 +47,7 @@ def kernel_strip(steps: Sequence[int], kernels: np.ndarray, labels: np.ndarray) 
     The kernel's size changes by orders of magnitude while q_t narrows; what is alike to what is seen in correlations.
     """
     _check(steps, kernels)
-    groups = Grouping.of(np.asarray(labels))
+    groups = _groups(kernels, labels)
     figure = style.new_figure(2.9 * len(steps) + 0.9, 3.5)
     panels = figure.subplots(1, len(steps), squeeze=False)[0]
     images = [_kernel(axes, kernels[i], groups, steps[i]) for i, axes in enumerate(panels)]
@@ -83,7 +83,7 @@ def kernel_animation(
 ) -> FuncAnimation:
     """The panels of `kernel_strip` one after the other: `.save("kernels.gif", writer="pillow")`."""
     _check(steps, kernels)
-    groups = Grouping.of(np.asarray(labels))
+    groups = _groups(kernels, labels)
     return _animated(len(steps), lambda axes, i: _kernel(axes, kernels[i], groups, steps[i]), seconds, (4.0, 4.4))
 
 
@@ -140,6 +140,12 @@ def _after(step: int) -> str:
 def _correlations(kernel: np.ndarray) -> np.ndarray:
     scale = np.sqrt(np.clip(np.diagonal(kernel), np.finfo(float).tiny, None))
     return kernel / scale[:, None] / scale[None, :]
+
+
+def _groups(kernels: np.ndarray, labels: np.ndarray) -> Grouping:
+    if kernels.shape[1:] != (len(labels), len(labels)):
+        raise ValueError(f"expected T × N × N kernels of N = {len(labels)} labels, got an array of {kernels.shape}.")
+    return Grouping.of(np.asarray(labels))
 
 
 def _check(steps: Sequence[int], *arrays: np.ndarray) -> None:

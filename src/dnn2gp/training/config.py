@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dnn2gp.errors import InputError
+from dnn2gp.online_newton import check_positive, check_rate
 
 METHODS = ("vogn", "ogn", "adam")
 _RATES = {"vogn": 0.03, "ogn": 0.03, "adam": 1e-3}
@@ -70,7 +71,16 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: expected at least 1; got {getattr(self, name)}.")
         if self.num_train is not None and self.num_train < self.batch_size:
-            raise InputError(f"num_train: expected at least a batch ({self.batch_size}); got {self.num_train}.")
+            raise InputError(f"batch_size: at most the {self.num_train} training images; got {self.batch_size}.")
+        (check_positive if self.method == "adam" else check_rate)("lr", self.rate)
+        check_positive("temperature", self.temperature)
+        check_positive("prior_precision", self.prior_precision)
+        if self.initial_precision is not None:
+            check_positive("initial_precision", self.initial_precision)
+        if self.precision_lr is not None:
+            check_rate("precision_lr", self.precision_lr)
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum: expected a number in [0, 1); got {self.momentum}.")
 
     def fingerprint(self) -> dict[str, object]:
         """What a checkpoint must agree with to be gone on from: everything that changes the result."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import cos, pi
@@ -30,6 +33,7 @@ from dnn2gp.progress import show_progress, track
 from dnn2gp.training.config import TrainConfig
 
 _CHUNK = 1000
+_CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,17 @@ def run(
 ) -> TrainResult:
     """Train by `config.method` and those `beside` it, for the same epochs; measure, print, write results.json."""
     console = console or Console()
+    if len({config.method, *beside}) != 1 + len(beside):
+        raise InputError(f"beside: expected methods other than {config.method}, once each; got {', '.join(beside)}.")
     configs = [config, *(config.beside(method) for method in beside)]
     for each in configs:
         each.check()
+        if not resume and (each.folder / _CHECKPOINT).exists():
+            raise InputError(
+                f"{each.folder / _CHECKPOINT} is there already, from another training. Go on from it with --resume, or "
+                "choose another folder (--out)."
+            )
+    for each in configs:
         try:
             each.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -70,16 +82,18 @@ def run(
     with show_progress(console.is_terminal):
         for each in configs:
             training = Training(each, images, resume=resume)
+            if resume and not training.path.exists():
+                console.print(f"{training.path} is not there: {each.method} starts from the beginning.")
             try:
                 training.run()
             except KeyboardInterrupt:
-                console.print(f"Stopped. {training.path} is the last checkpoint: go on from there with --resume.")
+                console.print(f"Stopped. {training.path} holds the training as it is: go on with --resume.")
                 raise
             scores += training.scores()
     console.print(table(scores))
     text = json.dumps({"scores": [asdict(score) for score in scores], "config": _plain(config)}, indent=2)
     write_whole(config.out / "results.json", partial(_write, text))
-    return TrainResult(tuple(scores), tuple(each.folder / "checkpoint.safetensors" for each in configs))
+    return TrainResult(tuple(scores), tuple(each.folder / _CHECKPOINT for each in configs))
 
 
 class Training:
@@ -94,7 +108,7 @@ class Training:
         )
         self.optimizer = self._optimizer()
         self.epoch, self.batch, self.seconds = 0, 0, 0.0
-        self.path = config.folder / "checkpoint.safetensors"
+        self.path = config.folder / _CHECKPOINT
         if resume and self.path.exists():
             self._resume()
 
@@ -104,7 +118,11 @@ class Training:
         return -(-len(self.labels) // self.config.batch_size)
 
     def run(self) -> None:
-        """Train to the end, with a checkpoint every few seconds and at the end of every epoch."""
+        """Train to the end, with a checkpoint every few seconds, at the end of every epoch, and on Ctrl-C."""
+        with interrupts_noted() as noted:
+            self._run(noted)
+
+    def _run(self, noted: threading.Event) -> None:
         begin, saved = time.perf_counter() - self.seconds, time.perf_counter()
         total, done = self.config.epochs * self.batches, self.epoch * self.batches + self.batch
         steps = track(range(done, total), f"training: {self.config.method}", total=total - done)
@@ -121,10 +139,12 @@ class Training:
                 self.epoch, self.batch = self.epoch + 1, 0
                 order = self._order()
             now = time.perf_counter()
-            if self.batch == 0 or now - saved >= self.config.checkpoint_seconds:
+            if noted.is_set() or self.batch == 0 or now - saved >= self.config.checkpoint_seconds:
                 self.seconds = now - begin
                 self._save()
                 saved = time.perf_counter()
+            if noted.is_set():
+                raise KeyboardInterrupt
 
     def scores(self) -> list[Score]:
         """The network at the mean; for VOGN and OGN also the average over networks drawn from q."""
@@ -217,6 +237,25 @@ class Training:
         return Score(self.config.method, prediction, *values, self.seconds)
 
 
+@contextmanager
+def interrupts_noted() -> Iterator[threading.Event]:
+    """Ctrl-C sets the event, so that a step is finished first; a second one interrupts at once, as ever."""
+    noted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+
+    def note(number: int, frame: object) -> None:
+        noted.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def table(scores: list[Score]) -> Table:
     """One row a way of predicting."""
     result = Table(title="Test set")
@@ -235,4 +274,5 @@ def _write(text: str, place: Path) -> None:
 
 
 def _plain(config: TrainConfig) -> dict[str, object]:
-    return {name: str(value) if isinstance(value, Path) else value for name, value in vars(config).items()}
+    own = {name: str(value) if isinstance(value, Path) else value for name, value in vars(config).items()}
+    return {**own, "lr": config.rate}
