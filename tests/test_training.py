@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,6 +102,15 @@ def test_a_killed_training_goes_on_to_the_same_weights(method: str, digits: Path
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C as in a terminal, also where tests run in the background and ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_saves_the_training_as_it_is(digits: Path, tmp_path: Path) -> None:
     """Also before the first checkpoint was due; a second Ctrl-C would stop at once."""
     config = replace(TrainConfig.preset("smoke"), out=tmp_path / "cut", epochs=3, checkpoint_seconds=1e9)

@@ -241,15 +241,16 @@ class Training:
 def interrupts_noted() -> Iterator[threading.Event]:
     """Ctrl-C sets the event, so that a step is finished first; a second one interrupts at once, as ever."""
     noted = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield noted
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_IGN):
+        yield noted  # signals are not ours to handle, or are ignored, as in a background job
         return
 
     def note(number: int, frame: object) -> None:
         noted.set()
         signal.signal(signal.SIGINT, before)
 
-    before = signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, note)
     try:
         yield noted
     finally:
