@@ -154,6 +154,8 @@ class TrainedNetwork:
             try:
                 self._engine(inputs).network.call_module(inputs)
             except ValueError as error:
+                if "more than 1 value per channel" not in str(error):  # torch's words; others are not ours to explain
+                    raise
                 raise InputError(
                     f"Batch normalisation in train mode cannot take statistics from this batch ({error}). Leave a last "
                     "batch of one example out (drop_last=True), or put the network into eval mode."
