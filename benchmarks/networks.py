@@ -8,29 +8,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from dnn2gp import nets
+
 M = TypeVar("M", bound=nn.Module)
 _SEED = 0
 
 
 def lenet5(num_outputs: int = 10, channels: int = 1, side: int = 28) -> nn.Sequential:
     """LeNet-5 without padding: 44,426 weights for MNIST with 10 classes, 62,006 for CIFAR (3 channels, side 32)."""
-    spatial = ((side - 4) // 2 - 4) // 2
-    return _seeded(
-        lambda: nn.Sequential(
-            nn.Conv2d(channels, 6, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(16 * spatial * spatial, 120),
-            nn.ReLU(),
-            nn.Linear(120, 84),
-            nn.ReLU(),
-            nn.Linear(84, num_outputs),
-        )
-    )
+    return _seeded(lambda: nets.lenet5(num_outputs, channels, side))
 
 
 def mlp(width: int, num_inputs: int = 784, num_outputs: int = 10) -> nn.Sequential:
