@@ -18,6 +18,7 @@ from problems import Problem, problem
 from reference import brute_force
 
 CASES = [("gaussian", 1), ("gaussian", 3), ("gaussian per output", 3), ("bernoulli", 1), ("categorical", 3)]
+LINKS = {"gaussian": lambda f: f, "bernoulli": torch.sigmoid, "categorical": lambda f: f.softmax(-1)}
 METHODS = {"OGGN": 0, "VOGGN, S = 1": 1, "VOGGN, S = 3": 3}
 
 
@@ -189,7 +190,7 @@ def test_predictions_are_the_average_of_the_maps(kind, outputs, num_samples):
     state = some_state(case)
     own = method(case, num_samples)
     after, info = own.update(state, Data(case.x, case.y), beta, generator=torch.Generator().manual_seed(6))
-    covariance, link = torch.linalg.inv(after.precision.dense()), case.likelihood.mean
+    covariance, link = torch.linalg.inv(after.precision.dense()), LINKS[kind.split()[0]]
     means, slopes, features = [], [], []
     for weights in info.samples:
         module = brute_force.with_weights(case.module, weights)
