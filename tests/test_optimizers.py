@@ -9,7 +9,8 @@ from math import log
 
 import pytest
 import torch
-from torch import Tensor, nn
+from optimizing import fresh, normalised
+from torch import nn
 
 from dnn2gp import (
     OGGN,
@@ -20,19 +21,12 @@ from dnn2gp import (
     VON,
     CategoricalLikelihood,
     GaussianLikelihood,
-    LinearModel,
-    Recorder,
-    diagnose,
-    load,
     load_checkpoint,
-    save,
     save_checkpoint,
 )
 from dnn2gp.data import Data
-from dnn2gp.errors import DivergedError, FileFormatError, InputError, MemoryBudgetError
+from dnn2gp.errors import FileFormatError, InputError, MemoryBudgetError
 from dnn2gp.gaussian import Gaussian
-from dnn2gp.layout import Layout
-from dnn2gp.optimizers import OnlineNewtonOptimizer
 from dnn2gp.structures import Dense, Diagonal
 
 from problems import problem
@@ -46,13 +40,6 @@ ROWS = {
     VOGN: ("empirical Fisher", Diagonal, False),
     OGN: ("empirical Fisher", Diagonal, True),
 }
-
-
-def fresh(kind=VOGN, case=None, **settings) -> tuple[OnlineNewtonOptimizer, nn.Module, Tensor, Tensor]:
-    case = case or problem("categorical", examples=8, outputs=3)
-    module = copy.deepcopy(case.module)
-    own = {"lr": 0.05, "prior_precision": case.delta, "initial_precision": 50.0, **settings}
-    return kind(module, case.likelihood, len(case.x), **own), module, case.x, case.y
 
 
 @pytest.mark.parametrize("kind", ROWS)
@@ -191,79 +178,6 @@ def test_the_elbo_of_the_exact_posterior_is_the_evidence():
     assert found == pytest.approx(evidence.item(), abs=0.2)  # the log-likelihoods of samples differ by about 1.2
 
 
-class Normalised(nn.Module):
-    """Convolution, BatchNorm, embedding, LayerNorm and attention in one small network."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(2, 4, 3, padding=1)
-        self.norm = nn.BatchNorm1d(4)
-        self.drop = nn.Dropout(0.5)
-        self.places = nn.Embedding(5, 4)
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.layer_norm = nn.LayerNorm(4)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.drop(self.norm(self.conv(x)).relu()).mT + self.places(torch.arange(x.shape[2]))
-        return self.head(self.layer_norm(h + self.attention(h, h, h, need_weights=False)[0]).mean(1))
-
-
-def normalised() -> tuple[Normalised, Tensor, Tensor]:
-    torch.manual_seed(0)
-    return Normalised().double(), torch.randn(12, 2, 5).double() + 2, torch.randint(3, (12,))
-
-
-@pytest.mark.parametrize("kind", [VOGN, OGN, OGGN])
-def test_batch_normalisation_uses_running_statistics(kind):
-    """In train mode they are updated from each batch, as in a forward pass; the step itself sees them fixed."""
-    module, x, y = normalised()
-    twin = copy.deepcopy(module).train()
-    optimizer = kind(module.train(), CategoricalLikelihood(), 24, lr=0.05)
-    state = torch.random.get_rng_state()
-    for _ in range(2):
-        twin.load_state_dict({**twin.state_dict(), **dict(module.named_parameters())})
-        twin.drop.eval()
-        with torch.no_grad():
-            twin(x)
-        optimizer.step(x, y)
-        for name, buffer in module.named_buffers():
-            torch.testing.assert_close(buffer, dict(twin.named_buffers())[name], rtol=1e-13, atol=1e-14)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert module.training
-    assert module.drop.training
-    assert module.norm.num_batches_tracked == 2
-    # The gradient is that of the network in eval mode with these statistics.
-    frozen = copy.deepcopy(module).eval()
-    module.eval()
-    statistics = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    loss = optimizer.backward(x, y)
-    if kind is not VOGN:
-        total = nn.functional.cross_entropy(frozen(x), y, reduction="sum")
-        assert loss == pytest.approx(total.item() / 12, rel=1e-12)
-        total.backward()
-        for own, other in zip(module.parameters(), frozen.parameters(), strict=True):
-            expected = (2 * other.grad + other.detach()) / 24
-            torch.testing.assert_close(own.grad, expected, rtol=1e-10, atol=1e-12)
-    assert all(torch.equal(statistics[name], buffer) for name, buffer in module.named_buffers())
-
-
-def test_a_failed_step_leaves_no_trace_in_running_statistics():
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double().train()
-    x, y = torch.randn(6, 3).double(), torch.randn(6, 1).double()
-    optimizer = OGN(module, GaussianLikelihood(1.0), 6)
-    optimizer.step(x, y)
-    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    with pytest.raises(DivergedError):
-        optimizer.step(x, y + 1e200)
-    optimizer.backward(x, y)
-    optimizer.zero_grad()
-    assert all(torch.equal(buffer, before[name]) for name, buffer in module.named_buffers())
-    optimizer.step(x, y)
-    assert module[1].num_batches_tracked == 2
-
-
 def test_training_lowers_the_loss_of_a_real_network():
     module, x, _ = normalised()
     y = x.mean((1, 2)).argsort().argsort() // 4
@@ -274,144 +188,6 @@ def test_training_lowers_the_loss_of_a_real_network():
     for _ in range(80):
         optimizer.step(x, y)
     assert nn.functional.cross_entropy(module(x), y) < 0.5 * first
-
-
-def test_frozen_layers_stay_and_are_read_anew():
-    optimizer, module, x, y = fresh(OGGN)
-    frozen = copy.deepcopy(module)
-    frozen[0].requires_grad_(False)
-    optimizer = OGGN(frozen, CategoricalLikelihood(), 8, lr=0.05)
-    optimizer.step(x, y)
-    assert torch.equal(frozen[0].weight, module[0].weight)
-    assert not torch.equal(frozen[2].weight, module[2].weight)
-    with torch.no_grad():
-        frozen[0].weight.mul_(2)
-    loss = nn.functional.cross_entropy(frozen(x), y).item()
-    assert optimizer.backward(x, y) == pytest.approx(loss, rel=1e-12)
-
-
-def normalised_1d(kind=VOGN, **settings):
-    """A network with BatchNorm on 2-D inputs, in train mode, after a few steps."""
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 1)).double().train()
-    x, y = torch.randn(8, 3).double() + 1, torch.randn(8, 1).double()
-    optimizer = kind(module, GaussianLikelihood(0.5), 8, lr=0.1, **settings)
-    for _ in range(3):
-        optimizer.step(x, y)
-    return optimizer, module, x, y
-
-
-def test_a_gp_stays_as_it_was_when_training_goes_on(tmp_path):
-    """Neither buffers nor frozen weights of a GP, a record or an `info` move with the network's."""
-    optimizer, module, x, y = normalised_1d(VOGGN)
-    state = optimizer.snapshot()
-    info = optimizer.step(x, y)
-    gp = optimizer.gaussian_process((x, y), generator=torch.Generator().manual_seed(0))
-    expected, after = gp.predict(x).mean.clone(), optimizer.posterior()
-    for _ in range(5):
-        optimizer.step(x + 1, y)
-    torch.testing.assert_close(gp.predict(x).mean, expected, rtol=1e-13, atol=1e-14)
-    posterior = LinearModel.from_step(state, info).posterior()
-    torch.testing.assert_close(posterior.mean, after.mean, rtol=1e-9, atol=1e-10)
-    save(gp, tmp_path / "gp.safetensors")
-    again = load(tmp_path / "gp.safetensors", copy.deepcopy(module))
-    torch.testing.assert_close(again.predict(x).mean, expected, rtol=1e-12, atol=1e-13)
-    with pytest.raises(InputError, match="before the step"):
-        LinearModel.from_step(optimizer.snapshot(), info)
-    optimizer.snapshot().precision.matrix.zero_()
-    optimizer.step(x, y)  # a snapshot is a copy
-
-
-def test_several_samples_through_batch_normalisation():
-    """Jᵀu and J v of the stacked features against autograd, at samples of a diagonal q."""
-    optimizer, module, x, y = normalised_1d(VOGN, num_samples=3)
-    gp = optimizer.gaussian_process((x, y), generator=torch.Generator().manual_seed(0))
-    module.eval()
-    jacobians = [brute_force.jacobian(brute_force.with_weights(module, each.anchor), x) for each in gp.features.maps]
-    J = torch.cat(jacobians, 1)
-    u = torch.randn(8, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    v = torch.randn(J.shape[2], 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    torch.testing.assert_close(gp.features.vjp(x, u), torch.einsum("nkp,nks->ps", J, u), rtol=1e-10, atol=1e-11)
-    torch.testing.assert_close(gp.features.jvp(x, v), J @ v, rtol=1e-10, atol=1e-11)
-    # The kernel is that of the average of the maps.
-    mean = torch.stack(jacobians).mean(0)
-    V = torch.diag(1 / gp.prior.precision.diagonal())
-    full = torch.einsum("nkp,pq,mlq->nkml", mean, V, mean)
-    torch.testing.assert_close(gp.kernel.full(x), full, rtol=1e-10, atol=1e-13)
-    torch.testing.assert_close(gp.kernel.trace(x), full.diagonal(dim1=1, dim2=3).sum(-1), rtol=1e-10, atol=1e-13)
-
-
-def test_what_a_gp_of_a_step_does_not_have():
-    optimizer, _, x, y = normalised_1d(OGGN)
-    gp = optimizer.gaussian_process((x, y))
-    for question, words in ((gp.evidence_gradient, "training step"), (lambda: gp.condition((x, y)), "training step")):
-        with pytest.raises(InputError, match=words):
-            question()
-    with pytest.raises(InputError, match="training step"):
-        diagnose(gp)
-
-
-def test_changes_of_the_network_between_steps():
-    optimizer, module, x, y = fresh(OGN)
-    optimizer.step(x, y)
-    module[0].requires_grad_(False)
-    with pytest.raises(InputError, match=r"0\.bias, 0\.weight .*frozen, thawed or replaced"):
-        optimizer.step(x, y)
-    module[0].requires_grad_(True)
-    optimizer.step(x, y)
-    module.float()
-    with pytest.raises(InputError, match=r"torch\.float32 .*Call network\.to\(\) before"):
-        optimizer.step(x.float(), y)
-    with pytest.raises(TypeError, match="cannot be copied or pickled"):
-        copy.deepcopy(optimizer)
-    batch_norm, _, x, y = normalised_1d()
-    with pytest.raises(InputError, match="drop_last"):
-        batch_norm.step(x[:1], y[:1])
-
-
-def test_gradients_that_were_changed_are_not_lost():
-    optimizer, module, x, y = fresh(OGN)
-    optimizer.backward(x[:4], y[:4])
-    with pytest.raises(InputError, match="a step has begun"):
-        optimizer.step(x[4:], y[4:])
-    nn.utils.clip_grad_norm_(module.parameters(), 1e-3)
-    with pytest.raises(InputError, match="Clip after the last batch"):
-        optimizer.backward(x[4:], y[4:])
-    optimizer.backward(x, y)
-    module.zero_grad()
-    with pytest.raises(InputError, match=r"optimizer\.zero_grad"):
-        optimizer.step()
-    optimizer.backward(x[:6], y[:6])
-    with pytest.raises(InputError, match="a step sees 14"):
-        optimizer.backward(x, y)
-
-
-def test_an_interrupt_while_weights_are_written_leaves_the_old_ones(monkeypatch):
-    optimizer, module, x, y = fresh(VOGN)
-    optimizer.step(x, y)
-    before, state = brute_force.flat_weights(module), optimizer.state_dict()
-    count = 0
-
-    class Interrupting(Layout):
-        def unflatten(self, vector):
-            nonlocal count
-            count += 1
-            if count == 2:  # the first one writes the gradients
-                found = super().unflatten(vector)
-                return dict(list(found.items())[:2]) | {"no such weight": vector}
-            return super().unflatten(vector)
-
-    layout = optimizer._trained.layout
-    monkeypatch.setattr(optimizer._trained, "layout", Interrupting(layout.names, layout.shapes))
-    with pytest.raises(KeyError):
-        optimizer.step(x, y)
-    assert torch.equal(brute_force.flat_weights(module), before)
-    after = optimizer.state_dict()["online_newton"]
-    assert all(
-        torch.equal(torch.as_tensor(after[k]), torch.as_tensor(v))
-        for k, v in state["online_newton"].items()
-        if k != "method"
-    )
 
 
 @pytest.mark.parametrize("kind", [VOGN, OGGN])
@@ -425,21 +201,6 @@ def test_one_cycle_moves_momentum_too(kind):
         seen.add(optimizer.param_groups[0]["momentum"])
     assert len(seen) > 2
     assert brute_force.flat_weights(module).isfinite().all()
-
-
-def test_gp_of_the_present_iteration():
-    case = problem("categorical", examples=8, outputs=3)
-    optimizer, module, x, y = fresh(VOGN, case, num_samples=2)
-    optimizer.step(x, y)
-    before = optimizer.generator.get_state()
-    gp = optimizer.gaussian_process((x, y), generator=torch.Generator().manual_seed(0))
-    assert gp.num_maps == 2
-    assert gp.predict(case.x_test).mean.shape == (4, 3)
-    # V_t⁻¹ = (1−β) Σ_t⁻¹ + β δ
-    expected = 0.95 * optimizer.posterior().precision.diagonal() + 0.05 * case.delta
-    torch.testing.assert_close(gp.prior.precision.diagonal(), expected, rtol=1e-12, atol=0)
-    assert torch.equal(optimizer.generator.get_state(), before)
-    assert torch.equal(optimizer.posterior().mean, brute_force.flat_weights(module))
 
 
 def test_sampled_networks():
@@ -457,42 +218,6 @@ def test_sampled_networks():
     assert before_any_step.sample_network(case.x_test).mean.shape == (4, 3)
     with pytest.raises(InputError, match="num_samples"):
         optimizer.sample_network(case.x_test, 0)
-
-
-def test_recorder_keeps_gps_on_a_few_examples():
-    optimizer, _, x, y = fresh(VOGN)
-    other, _, _, _ = fresh(VOGN)
-    recorder = Recorder((x[:4], y[:4]), [1, 3])
-    optimizer.register_step_post_hook(recorder)
-    for _ in range(4):
-        optimizer.step(x, y)
-        other.step(x, y)
-    assert [record.step for record in recorder.records] == [1, 3]
-    assert recorder.records[0].gp.model.expansion.num_examples == 4
-    assert torch.equal(optimizer.posterior().mean, other.posterior().mean)  # recording changes nothing
-    with pytest.raises(InputError, match="steps"):
-        Recorder((x, y), [0])
-
-
-@pytest.mark.parametrize("num_samples", [1, 3])
-def test_gp_of_a_step_in_a_file(num_samples, tmp_path):
-    case = problem("categorical", examples=8, outputs=3)
-    optimizer, module, x, y = fresh(VOGN, case, num_samples=num_samples)
-    optimizer.step(x, y)
-    gp = optimizer.gaussian_process((x, y), generator=torch.Generator().manual_seed(0))
-    save(gp, tmp_path / "gp.safetensors")
-    again = load(tmp_path / "gp.safetensors", copy.deepcopy(module))
-    for own, other in ((gp.predict(case.x_test), again.predict(case.x_test)),):
-        torch.testing.assert_close(other.mean, own.mean, rtol=1e-13, atol=1e-14)
-        torch.testing.assert_close(other.epistemic, own.epistemic, rtol=1e-12, atol=1e-14)
-    assert again.evidence().value == pytest.approx(gp.evidence().value, rel=1e-12)
-
-
-def test_conditioning_a_gp_of_a_step_is_refused():
-    optimizer, _, x, y = fresh(VOGN)
-    gp = optimizer.gaussian_process((x, y))
-    with pytest.raises(InputError, match="training step"):
-        gp.condition((x, y))
 
 
 @pytest.mark.parametrize(
@@ -541,51 +266,6 @@ def test_bad_arguments():
     optimizer.backward(x, y)
     with pytest.raises(InputError, match="a step has begun"):
         optimizer.state_dict()
-
-
-def test_a_failed_step_leaves_no_trace():
-    """The error names step and batch; weights, precision, generator are those before, and can be saved."""
-    case = problem("gaussian", examples=8)
-    optimizer, module, x, y = fresh(VOGN, case)
-    other, twin, _, _ = fresh(VOGN, case)
-    optimizer.step(x, y)
-    other.step(x, y)
-    bad = y.clone()
-    bad[5] = 1e200
-    with pytest.raises(DivergedError, match=r"Step 2, batch 1 of the step .*example 5"):
-        optimizer.step(x, bad)
-    optimizer.state_dict()
-    optimizer.step(x, y)
-    other.step(x, y)
-    assert torch.equal(brute_force.flat_weights(module), brute_force.flat_weights(twin))
-
-
-def test_zero_grad_forgets_a_step_that_has_begun():
-    optimizer, module, x, y = fresh()
-    other, twin, _, _ = fresh()
-    optimizer.backward(x[:2], y[:2])
-    optimizer.zero_grad()
-    assert all(p.grad is None for p in module.parameters())
-    optimizer.step(x, y)
-    other.step(x, y)
-    assert torch.equal(brute_force.flat_weights(module), brute_force.flat_weights(twin))
-
-
-def test_checkpoints_hold_trees_and_nothing_else(tmp_path):
-    path = tmp_path / "tree.safetensors"
-    tree = {"a": [1, 2.5, None, True, "word", (3, torch.arange(3))], "b": {0: {"c": torch.eye(2)}, 1: {}}}
-    save_checkpoint(path, tree)
-    found = load_checkpoint(path)
-    assert found["a"][:5] == tree["a"][:5]
-    assert isinstance(found["a"][5], tuple)
-    assert torch.equal(found["a"][5][1], torch.arange(3))
-    assert torch.equal(found["b"][0]["c"], torch.eye(2))
-    with pytest.raises(InputError, match=r"checkpoint\['x'\]"):
-        save_checkpoint(path, {"x": object()})
-    assert load_checkpoint(path)["a"][0] == 1  # the old one is whole
-    path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(FileFormatError, match="not a whole checkpoint"):
-        load_checkpoint(path)
 
 
 def test_posterior_is_a_gaussian():
