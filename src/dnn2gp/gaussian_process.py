@@ -13,16 +13,20 @@ from dnn2gp.averaged_predictive import AveragedPredictive
 from dnn2gp.data import read_data
 from dnn2gp.errors import InputError
 from dnn2gp.evidence import Evidence, EvidenceGradient, evidence, evidence_gradient
+from dnn2gp.evidence_function import EvidenceFunction
 from dnn2gp.expansion import Expansion
 from dnn2gp.features import AveragedFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.inference import Cost, Inference, WeightSpace, costs
 from dnn2gp.inputs import Inputs, check_inputs
 from dnn2gp.kernels import Kernel
+from dnn2gp.layer_evidence import LayerEvidence
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.linear_model import LinearModel
 from dnn2gp.network import Network
 from dnn2gp.predictive import Predictive
+from dnn2gp.spectrum import Spectrum
+from dnn2gp.structures import Dense, Structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +185,22 @@ class GaussianProcess:
                 "an evidence with respect to δ or σ convert the network."
             )
         return evidence_gradient(self.inference, self.likelihood, self.network.layout)
+
+    def evidence_function(self, *, per_layer: bool = False, per_output: bool = False) -> EvidenceFunction:
+        """The log evidence for multiples of δ and σ, at these features: differentiable, and quick at every point.
+
+        One number for δ and one for σ come from one eigendecomposition (`Spectrum`); one δ a layer or one σ an output
+        (`LayerEvidence`) take a factorisation a point. `.maximise()` finds the largest.
+        """
+        if not per_layer and not per_output:
+            exact = not isinstance(self.inference, WeightSpace) or self.inference.exact
+            return Spectrum.of(self.model, Dense if exact else Structure.kinds[self.inference.structure])
+        if not self.inference.exact:
+            raise InputError(
+                "A δ for each layer, or a σ for each output, is tuned with the exact posterior (structure=Dense); this "
+                f"one is {self.inference.structure}."
+            )
+        return LayerEvidence(self.model, self.network.layout, per_layer=per_layer, per_output=per_output)
 
     def _linear(self, inputs: Inputs, weights: Float[Tensor, " P"]) -> Tensor:
         inputs = self._checked(inputs)

@@ -67,6 +67,11 @@ class NetworkFeatures(FeatureMap):
         moved.anchor, moved.network = anchor.contiguous(), network or self.network  # some of torch's rules need it
         return moved
 
+    def restricted(self, names: list[str], inputs: Inputs) -> NetworkFeatures:
+        """The same engine for fewer weights, the others fixed: columns of J. `inputs` as in the construction."""
+        here = self.network.with_state({**self.network.state(), **self.network.layout.unflatten(self.anchor)})
+        return type(self)(here.restricted(names), inputs, memory_budget=self.memory_budget, must_move=False)
+
     def check(self, inputs: Inputs) -> Inputs:
         """These inputs, as the network takes them."""
         return self.network.check_inputs(check_inputs(inputs), keep_graph=True)

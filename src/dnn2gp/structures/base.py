@@ -39,6 +39,16 @@ class Structure(Whitener):
     ) -> Structure:
         """Σ̃⁻¹ = V⁻¹ + Σᵢ φᵢ Λᵢ φᵢᵀ in this structure, Λ = S Sᵀ."""
 
+    @classmethod
+    @abstractmethod
+    def ggn_eigenvalues(
+        cls, prior: Structure, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
+    ) -> Float[Tensor, " P"]:
+        """The eigenvalues λ of V^{½} (Σᵢ φᵢ Λᵢ φᵢᵀ) V^{½} in this structure, for a diagonal V; in float64.
+
+        With a prior cV⁻¹ and s²Λ⁻¹ for Λ⁻¹ the log-determinant log |Σ̃⁻¹| − log |V⁻¹| is Σ log(1 + λ / (c s²)).
+        """
+
     @abstractmethod
     def matmul(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
         """Σ⁻¹ v."""

@@ -13,7 +13,7 @@ from dnn2gp.features import Factors, FeatureMap
 from dnn2gp.inputs import Inputs
 from dnn2gp.memory import require
 from dnn2gp.structures.base import Structure
-from dnn2gp.structures.dense import Dense
+from dnn2gp.structures.dense import Dense, white_eigenvalues
 
 
 @final
@@ -39,18 +39,23 @@ class BlockDiagonal(Structure):
     ) -> BlockDiagonal:
         """The diagonal blocks of V⁻¹ + JᵀΛJ; of the prior, its diagonal blocks."""
         layers = features.layers
-        sizes = [sum(part.stop - part.start for part in parts) for parts in layers]
-        require(
-            3 * 8 * sum(size**2 for size in sizes),
-            features.budget(),
-            f"A block-diagonal precision (largest layer {max(sizes)} weights)",
-            "structure=Kronecker or Diagonal holds less, subset= takes fewer layers; neither is exact.",
-        )
+        _require(features)
         blocks = []
         for parts, matrix in zip(layers, features.ggn_blocks(inputs, root), strict=True):
             matrix += prior.block(parts)
             blocks.append(Dense(matrix))
         return cls(layers, blocks)
+
+    @classmethod
+    def ggn_eigenvalues(
+        cls, prior: Structure, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
+    ) -> Float[Tensor, " P"]:
+        """Of each block."""
+        _require(features)
+        precision = prior.diagonal()
+        own = [torch.cat([precision[part] for part in parts]) for parts in features.layers]
+        found = zip(features.ggn_blocks(inputs, root), own, strict=True)
+        return torch.cat([white_eigenvalues(matrix, values) for matrix, values in found])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -133,3 +138,14 @@ class BlockDiagonal(Structure):
         for index, value in zip(self._index, values, strict=True):
             result[index] = value
         return result
+
+
+def _require(features: FeatureMap) -> None:
+    """Raise unless the blocks, their factors and a copy fit into the budget."""
+    sizes = [sum(part.stop - part.start for part in parts) for parts in features.layers]
+    require(
+        3 * 8 * sum(size**2 for size in sizes),
+        features.budget(),
+        f"A block-diagonal precision (largest layer {max(sizes)} weights)",
+        "structure=Kronecker or Diagonal holds less, subset= takes fewer layers; neither is exact.",
+    )

@@ -48,6 +48,13 @@ class Dense(Structure):
         matrix += prior.dense()
         return cls(matrix)
 
+    @classmethod
+    def ggn_eigenvalues(
+        cls, prior: Structure, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
+    ) -> Float[Tensor, " P"]:
+        """Of the whole matrix."""
+        return white_eigenvalues(features.ggn(inputs, root), prior.diagonal())
+
     @cached_property
     def factor(self) -> Float[Tensor, "P P"]:
         """L."""
@@ -103,3 +110,9 @@ class Dense(Structure):
     def from_state(cls, state: dict[str, Tensor]) -> Dense:
         """From the matrix."""
         return cls(state["matrix"])
+
+
+def white_eigenvalues(matrix: Float[Tensor, "p p"], precision: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+    """The eigenvalues of V^{½} G V^{½}, V⁻¹ = diag(precision); those that rounding made negative count as zero."""
+    scale = precision.double().rsqrt()
+    return torch.linalg.eigvalsh(matrix.double() * scale[:, None] * scale).clamp(min=0)

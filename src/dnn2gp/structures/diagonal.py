@@ -41,6 +41,13 @@ class Diagonal(Structure):
         """diag(V⁻¹ + JᵀΛJ)."""
         return cls((features.ggn_diagonal(inputs, root) + prior.diagonal()).to(features.anchor.dtype))
 
+    @classmethod
+    def ggn_eigenvalues(
+        cls, prior: Structure, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
+    ) -> Float[Tensor, " P"]:
+        """diag(JᵀΛJ) / δ."""
+        return features.ggn_diagonal(inputs, root).double() / prior.diagonal().double()
+
     def matmul(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
         """d ∘ v."""
         return self.values[:, None] * vectors

@@ -127,6 +127,16 @@ class Kronecker(Structure):
         factors += [_unused(part, features.anchor) for part in _gaps(covered, features.num_weights)]
         return cls([KroneckerBlock.of(own, _delta(prior, own.parts)) for own in factors])
 
+    @classmethod
+    def ggn_eigenvalues(
+        cls, prior: Structure, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
+    ) -> Float[Tensor, " P"]:
+        """λ_A ⊗ λ_G / δ of each layer."""
+        blocks = cls.from_ggn(prior, features, inputs, root).blocks
+        return torch.cat(
+            [torch.outer(block.output_values, block.input_values).flatten() / block.delta for block in blocks]
+        )
+
     def with_prior(self, prior: Structure) -> Kronecker:
         """The same data with another δ: nothing is decomposed again."""
         return Kronecker([replace(block, delta=_delta(prior, block.parts)) for block in self.blocks])

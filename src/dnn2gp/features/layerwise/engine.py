@@ -61,9 +61,11 @@ class LayerwiseFeatures(NetworkFeatures):
         inputs: Inputs,
         anchor: Float[Tensor, " P"] | None = None,
         memory_budget: int | float | None = None,
+        *,
+        must_move: bool = True,
     ) -> None:
         """Learn from a few of `inputs` where the weights are used, and check every rule on them against autograd."""
-        super().__init__(network, inputs, anchor, memory_budget)
+        super().__init__(network, inputs, anchor, memory_budget, must_move=must_move)
         self._flat = self.anchor.detach().clone()
         self._weights = FlatWeights(self._flat)
         self._names = network.layout.ranges
