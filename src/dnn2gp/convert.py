@@ -1,4 +1,4 @@
-"""convert(network, data, likelihood, prior_precision): steps A, B and C in one call; convert_step for a step."""
+"""convert(network, data, likelihood): steps A, B and C in one call; convert_step for a step."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from dnn2gp.priors import PriorPrecision, expand_precision
 from dnn2gp.progress import show_progress
 from dnn2gp.structures import Dense, Structure
 from dnn2gp.subset import Subset, subset_names
+from dnn2gp.tuned import EVIDENCE, Tuned, tune_model
 
 # Above this share of its two parts (data and prior), the gradient of the loss is not that of a minimum.
 _MINIMUM = 0.05
@@ -37,7 +38,7 @@ def convert(
     network: nn.Module,
     data: object,
     likelihood: Likelihood,
-    prior_precision: PriorPrecision,
+    prior_precision: PriorPrecision | str = EVIDENCE,
     *,
     subset: Subset | None = None,
     structure: type[Structure] = Dense,
@@ -51,9 +52,11 @@ def convert(
 
     network          any nn.Module; its weights with requires_grad are those that get a posterior
     data             the training set: (inputs, targets), a Dataset, or a DataLoader that does not shuffle
-    likelihood       the loss it was trained with, e.g. CategoricalLikelihood()
+    likelihood       the loss it was trained with, e.g. CategoricalLikelihood(); GaussianLikelihood() leaves the noise
+                     σ open, to be tuned by the evidence too
     prior_precision  δ of the L2 penalty ½ δ wᵀw on the *summed* loss: a number, one a layer, or one a weight
-                     (see precision_from_weight_decay for networks trained on the mean loss)
+                     (see precision_from_weight_decay for networks trained on the mean loss); "evidence", the default,
+                     takes the one δ of the largest evidence at these weights, and `gp.tuning` keeps the curve
     subset           the layers that get a posterior, the others fixed: "last layer", names of modules, or modules
     structure        Dense is exact; BlockDiagonal, Kronecker and Diagonal are cheaper and far from it
     inference        WeightSpace or FunctionSpace; by default the smaller of the two, which agree
@@ -83,13 +86,19 @@ def convert(
             training.targets, training.num_examples, function.num_outputs, function.dtype
         ).to(function.device)
         jacobian = features(function, inputs, memory_budget=memory_budget)
-        prior = Gaussian.prior(expand_precision(prior_precision, function.layout, function.weights))
 
-        expanded = expansion(jacobian, inputs, targets, likelihood)  # Eq. (5)
-        model = LinearModel.from_laplace(expanded, prior)  # (A), (B): Theorem 1
+        def expand(likelihood: Likelihood) -> Expansion:
+            return expansion(jacobian, inputs, targets, likelihood)  # Eq. (5)
+
+        tuned = tune_model(expand, likelihood, prior_precision, targets, function.layout, structure)
+        if tuned is not None:
+            likelihood, prior_precision = tuned.likelihood, tuned.prior_precision
+        assert not isinstance(prior_precision, str)
+        prior = Gaussian.prior(expand_precision(prior_precision, function.layout, function.weights))
+        model = LinearModel.from_laplace(expand(likelihood), prior)  # (A), (B): Theorem 1
         posterior = _infer(model, structure, inference)  # (C)
-        _warn_unless_minimum(posterior, network)
-    return GaussianProcess(jacobian, posterior, likelihood)
+        _warn_unless_minimum(posterior, network, tuned)
+    return GaussianProcess(jacobian, posterior, likelihood, None if tuned is None else tuned.result)
 
 
 def convert_step(
@@ -129,7 +138,7 @@ def _check_class(what: str, value: object, base: type) -> None:
         raise InputError(f"{what}: expected a class such as {_EXAMPLES[base]}; got {value!r}.")
 
 
-def _warn_unless_minimum(inference: Inference, network: nn.Module) -> None:
+def _warn_unless_minimum(inference: Inference, network: nn.Module, tuned: Tuned | None) -> None:
     """Warn where the gradient is that of no minimum, and the step it asks for could move an output noticeably."""
     relative, bound = inference.model.relative_gradient(), inference.step_bound()
     if relative <= _MINIMUM or (bound <= _NOTICEABLE and inference.exact):
@@ -139,10 +148,17 @@ def _warn_unless_minimum(inference: Inference, network: nn.Module) -> None:
         step = "The minimum is about one Gauss-Newton step away, which a posterior that is not exact does not take"
     normalised = any(isinstance(part, _NormBase) for part in network.modules())
     mode = " in eval mode (here the statistics of its BatchNorm are fixed)," if normalised else ""
+    if tuned is not None:
+        step = f"The evidence asks for another prior than the training had ({tuned.words}). {step}"
     warn_user(
         f"The weights are not a minimum of the loss with this prior: the gradient is {relative:.0%} of its parts "
         f"(data and prior). {step}; it may move an output by up to {bound:.2g} posterior standard deviations. Train on"
-        f"{mode} with all data at once (e.g. L-BFGS), or give the prior precision of the training (see "
-        "precision_from_weight_decay); diagnose(gp) tells more.",
+        f"{mode} with all data at once (e.g. L-BFGS), or {_remedy(tuned)}; diagnose(gp) tells more.",
         NotAMinimumWarning,
     )
+
+
+def _remedy(tuned: Tuned | None) -> str:
+    if tuned is None:
+        return "give the prior precision of the training (see precision_from_weight_decay)"
+    return "let tune.gradient retrain the network and tune in turns until both settle"

@@ -7,6 +7,7 @@ another. Everything is in float64 and in weight space, so it is meant for some t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -39,10 +40,10 @@ class Curvature:
 class Ensemble:
     """The losses Σᵢ ℓ(yᵢ, f_w(xᵢ)) + ½ δ wᵀw of B members.
 
-    network          gives the architecture; its weights are not looked at, and all of them are the members' own
+    network          gives the architecture; its weights with requires_grad are the members' own, others are shared
     inputs, targets  of each member, B × N × …, or of all members, 1 × N × …
     likelihood       the same for all; members with other noise σ in a regression are those with δσ² and σ = 1
-    prior_precision  δ of each member
+    prior_precision  δ of each member, B, or of each of its weights, B × P
     """
 
     def __init__(
@@ -51,31 +52,57 @@ class Ensemble:
         inputs: Float[Tensor, "C N *in"],
         targets: Shaped[Tensor, "C N *out"],
         likelihood: Likelihood,
-        prior_precision: Float[Tensor, " B"],
+        prior_precision: Float[Tensor, "B *P"],
     ) -> None:
         if likelihood.per_example:
             raise InputError("likelihood: expected noise that is the same for all examples; got one σ for each.")
         self.network, self.likelihood = network, likelihood
         self.layout = layout_of(network)
-        self.inputs, self.prior_precision = inputs.double(), prior_precision.double()
+        prior_precision = prior_precision.double()
+        self.inputs = inputs.double()
+        self.prior_precision = prior_precision[:, None] if prior_precision.ndim == 1 else prior_precision
+        """B × 1 or B × P."""
         self.targets = targets.double() if targets.is_floating_point() else targets
-        self._buffers = {name: _wide(buffer) for name, buffer in network.named_buffers()}
+        fixed = [*network.named_buffers(), *((k, v) for k, v in network.named_parameters() if not v.requires_grad)]
+        self._fixed = {name: _wide(tensor.detach()) for name, tensor in fixed}
         if len(inputs) not in (1, len(prior_precision)) or inputs.shape[:2] != targets.shape[:2]:
             raise InputError(
                 f"expected data of each of {len(prior_precision)} members, B × N × …, or of all, 1 × N × …; got inputs "
                 f"{tuple(inputs.shape)} and targets {tuple(targets.shape)}."
             )
 
+    def to(self, dtype: torch.dtype) -> Ensemble:
+        """The same in another dtype: float32 for quick steps; curvature and evidence are meant for float64."""
+        other = copy(self)
+        other.inputs, other.prior_precision = self.inputs.to(dtype), self.prior_precision.to(dtype)
+        other.targets = self.targets.to(dtype) if self.targets.is_floating_point() else self.targets
+        other._fixed = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self._fixed.items()}
+        return other
+
     @property
     def size(self) -> int:
         """B."""
         return len(self.prior_precision)
 
+    def batches(self) -> bool:
+        """Whether torch can batch the Jacobians of this network; it cannot where a layer works in place."""
+        weights = torch.zeros(1, self.layout.num_weights, dtype=torch.float64)
+        few = copy(self)
+        few.inputs, few.targets = self.inputs[:1, :2], self.targets[:1, :2]
+        few.prior_precision = self.prior_precision[:1]
+        try:
+            few.curvature(weights)
+        except RuntimeError:
+            return False
+        return True
+
     def take(self, members: Shaped[Tensor, " C"]) -> Ensemble:
         """Some of the members, by index."""
         shared = len(self.inputs) == 1
         inputs, targets = (self.inputs, self.targets) if shared else (self.inputs[members], self.targets[members])
-        return Ensemble(self.network, inputs, targets, self.likelihood, self.prior_precision[members])
+        other = copy(self)
+        other.inputs, other.targets, other.prior_precision = inputs, targets, self.prior_precision[members]
+        return other
 
     def outputs(self, weights: Float[Tensor, "B P"], inputs: Float[Tensor, "C N *in"]) -> Float[Tensor, "B N K"]:
         """f_w(x) of each member at its weights."""
@@ -91,7 +118,7 @@ class Ensemble:
 
     def loss(self, weights: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
         """Σᵢ ℓᵢ(w) + ½ δ wᵀw."""
-        return self.data_loss(weights) + 0.5 * self.prior_precision * weights.square().sum(1)
+        return self.data_loss(weights) + 0.5 * (self.prior_precision * weights.square()).sum(1)
 
     def curvature(self, weights: Float[Tensor, "B P"]) -> Curvature:
         """JᵀΛJ and the gradients, with as many rows of the Jacobian in memory as fit a cache-friendly block."""
@@ -102,7 +129,7 @@ class Ensemble:
             rows, residual = self._sites(weights[members], members, examples)
             matrix[members].baddbmm_(rows.mT, rows)
             data[members] += residual
-        prior = self.prior_precision[:, None] * weights
+        prior = self.prior_precision * weights
         gradient, parts = data + prior, data.norm(dim=1) + prior.norm(dim=1)
         relative = torch.where(parts > 0, gradient.norm(dim=1) / parts, 0.0)
         return Curvature(matrix, gradient, relative)
@@ -115,18 +142,17 @@ class Ensemble:
         curvature = self.curvature(weights) if curvature is None else curvature
         outputs = self.outputs(weights, self.inputs)
         fit = self._likelihood(self.likelihood.log_prob, outputs).sum(1)
-        delta = self.prior_precision
-        precision = curvature.matrix + delta[:, None, None] * torch.eye(weights.shape[1], dtype=weights.dtype)
-        factor = torch.linalg.cholesky(precision)
-        log_det = 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1) - weights.shape[1] * delta.log()
-        value = fit - 0.5 * delta * weights.square().sum(1) - 0.5 * log_det
+        delta = self.prior_precision.expand_as(weights)
+        factor = torch.linalg.cholesky(curvature.matrix + torch.diag_embed(delta))
+        log_det = 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1) - delta.log().sum(1)
+        value = fit - 0.5 * (delta * weights.square()).sum(1) - 0.5 * log_det
         if not isinstance(self.likelihood, GaussianLikelihood):
             return value
         white = torch.linalg.solve_triangular(factor, curvature.gradient[..., None], upper=False)
         return value + 0.5 * white.square().sum((1, 2))
 
     def _network(self, weights: Float[Tensor, " P"], inputs: Float[Tensor, "N *in"]) -> Float[Tensor, "N K"]:
-        tensors = {**self.layout.unflatten(weights), **self._buffers}
+        tensors = {**self.layout.unflatten(weights), **self._fixed}
         return functional_call(self.network, tensors, (inputs,)).flatten(1)
 
     def _likelihood(self, function: Callable[..., Tensor], outputs: Float[Tensor, "B N K"]) -> Tensor:
@@ -184,8 +210,8 @@ def initial_weights(build: Callable[[], nn.Module], seeds: Sequence[int]) -> Flo
 
 
 def layout_of(network: nn.Module) -> Layout:
-    """How the weights of a module lie in a flat vector."""
-    named = dict(network.named_parameters())
+    """How the weights of a module that train lie in a flat vector."""
+    named = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
     return Layout(tuple(named), tuple(weight.shape for weight in named.values()))
 
 

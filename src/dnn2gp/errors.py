@@ -34,6 +34,10 @@ class NotAMinimumWarning(UserWarning):
     """The weights are not a minimum of the loss, so the GP's mean is not the network (one Gauss-Newton step away)."""
 
 
+class EvidenceWarning(UserWarning):
+    """A choice by evidence that should not be trusted as it is; the message says why, and what to do."""
+
+
 class TrainModeWarning(UserWarning):
     """The network came in train mode and has layers that behave differently there; it is evaluated in eval mode."""
 

@@ -48,49 +48,63 @@ class EvidenceFunction(ABC):
         """The log evidence."""
 
     @abstractmethod
-    def start(self, noise: bool, bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
-        """(c, s) to climb from, within the bounds of c."""
+    def start(self, precision: bool, noise: bool, bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
+        """(c, s) to climb from: the best of a coarse look at the range of those that are tuned."""
 
-    def maximise(self, *, noise: bool = True, bounds: tuple[float, float] = RANGE) -> Optimum:
-        """The largest evidence over log c, and over log s too if `noise`, by L-BFGS with exact gradients.
+    def maximise(
+        self,
+        *,
+        precision: bool = True,
+        noise: bool = True,
+        bounds: tuple[float, float] = RANGE,
+        begin: tuple[float, float] | None = None,
+    ) -> Optimum:
+        """The largest evidence over log c, if `precision`, and log s, if `noise`, by L-BFGS with exact gradients.
 
-        `bounds` are those of c and of s², relative to the model's own δ₀ and σ₀².
+        `bounds` are those of c and of s², relative to the model's own δ₀ and σ₀². `begin` is a (c, s) to climb from in
+        place of a look at the whole range.
         """
         noise = noise and self.num_noises > 0
-        first, second = self.start(noise, bounds)
-        begin = torch.cat([first.reshape(-1), second.reshape(-1)] if noise else [first.reshape(-1)]).log()
-        edges = np.log(bounds)
-        limits = [tuple(edges)] * self.num_precisions + [tuple(edges / 2)] * (self.num_noises if noise else 0)
+        if not precision and not noise:
+            raise InputError("maximise: expected something to tune: precision=True, or noise=True for a regression.")
+        ones = torch.ones(max(1, self.num_noises), dtype=torch.float64)
+        first, second = self.start(precision, noise, bounds) if begin is None else map(torch.tensor, begin)
+        whole = torch.cat([first.double().expand(self.num_precisions), second.double() * ones]).log()
+        free = torch.tensor([precision] * self.num_precisions + [noise] * len(ones))
+        edges = torch.tensor(bounds, dtype=torch.float64).log()
+        limits = torch.cat([edges.expand(self.num_precisions, 2), (edges / 2).expand(len(ones), 2)])
+        limits = self.limits(whole, limits)[free]
+
+        def at(logs: Tensor) -> Tensor:
+            return self(*self._split(whole.masked_scatter(free, logs)))
 
         def negative(point: np.ndarray) -> tuple[float, np.ndarray]:
             logs = torch.tensor(point, dtype=torch.float64, requires_grad=True)
-            value = self._at(logs, noise)
+            value = at(logs)
             (gradient,) = torch.autograd.grad(value, logs)
             return -value.item(), -gradient.numpy()
 
         options = {"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-9}
-        found = minimize(negative, begin.numpy(), jac=True, method="L-BFGS-B", bounds=limits, options=options)
-        return self._optimum(found.x, noise, limits)
-
-    def _optimum(self, logs: np.ndarray, noise: bool, limits: list[tuple[float, ...]]) -> Optimum:
-        point = torch.tensor(logs, dtype=torch.float64, requires_grad=True)
-        value = self._at(point, noise)
-        (gradient,) = torch.autograd.grad(value, point)
-        low, high = (torch.tensor(side, dtype=torch.float64) for side in zip(*limits, strict=True))
-        edge = ((point.detach() - low).abs() < 1e-6) | ((point.detach() - high).abs() < 1e-6)
-        names = ["δ"] * self.num_precisions + ["σ"] * (len(point) - self.num_precisions)
+        inside = torch.clamp(whole[free], limits[:, 0], limits[:, 1])
+        found = minimize(negative, inside.numpy(), jac=True, method="L-BFGS-B", bounds=limits.tolist(), options=options)
+        point = torch.tensor(found.x, dtype=torch.float64)
+        edge = ((point[:, None] - limits).abs() < 1e-6).any(1)
+        names = [name for name, tuned in zip(self._names, free.tolist(), strict=True) if tuned]
         at_edge = tuple(sorted({name for name, hit in zip(names, edge.tolist(), strict=True) if hit}))
-        precision, scale = self._split(point.detach(), noise)
-        inside = gradient[~edge].abs()
-        return Optimum(precision, scale, value.item(), inside.max().item() if len(inside) else 0.0, at_edge)
+        gradient = torch.tensor(found.jac, dtype=torch.float64)[~edge].abs()
+        chosen = self._split(whole.masked_scatter(free, point))
+        return Optimum(*chosen, -float(found.fun), gradient.max().item() if len(gradient) else 0.0, at_edge)
 
-    def _at(self, logs: Tensor, noise: bool) -> Tensor:
-        return self(*self._split(logs, noise))
+    def limits(self, begin: Float[Tensor, " n"], limits: Float[Tensor, "n 2"]) -> Float[Tensor, "n 2"]:
+        """The range of log c and log s that is climbed in, from `begin`: all that was asked for."""
+        return limits
 
-    def _split(self, logs: Tensor, noise: bool) -> tuple[Tensor, Tensor]:
+    @property
+    def _names(self) -> list[str]:
+        return ["δ"] * self.num_precisions + ["σ"] * max(1, self.num_noises)
+
+    def _split(self, logs: Tensor) -> tuple[Tensor, Tensor]:
         precision, scale = logs[: self.num_precisions].exp(), logs[self.num_precisions :].exp()
-        if not noise:
-            scale = torch.ones(max(1, self.num_noises), dtype=torch.float64)
         return (precision[0] if len(precision) == 1 else precision), (scale[0] if len(scale) == 1 else scale)
 
 

@@ -27,6 +27,7 @@ from dnn2gp.network import Network
 from dnn2gp.predictive import Predictive
 from dnn2gp.spectrum import Spectrum
 from dnn2gp.structures import Dense, Structure
+from dnn2gp.tuning_result import TuningResult
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,8 @@ class GaussianProcess:
     features: NetworkFeatures | StackedFeatures
     inference: Inference
     likelihood: Likelihood
+    tuning: TuningResult | None = None
+    """How δ (and σ) were chosen by the evidence, with the curves; None if they were given."""
 
     def __repr__(self) -> str:
         """One line: sizes, likelihood, inference."""
@@ -186,21 +189,27 @@ class GaussianProcess:
             )
         return evidence_gradient(self.inference, self.likelihood, self.network.layout)
 
-    def evidence_function(self, *, per_layer: bool = False, per_output: bool = False) -> EvidenceFunction:
+    def evidence_function(
+        self, *, per_layer: bool = False, per_output: bool = False, at_weights: bool = False
+    ) -> EvidenceFunction:
         """The log evidence for multiples of δ and σ, at these features: differentiable, and quick at every point.
 
         One number for δ and one for σ come from one eigendecomposition (`Spectrum`); one δ a layer or one σ an output
-        (`LayerEvidence`) take a factorisation a point. `.maximise()` finds the largest.
+        (`LayerEvidence`) take a factorisation a point. `.maximise()` finds the largest. `at_weights`: for a regression
+        too the Laplace evidence with the weights where they are, which is what to climb if the network is retrained
+        afterwards; by default the weights of the linear model move with δ, as those of the GP do.
         """
         if not per_layer and not per_output:
             exact = not isinstance(self.inference, WeightSpace) or self.inference.exact
-            return Spectrum.of(self.model, Dense if exact else Structure.kinds[self.inference.structure])
+            structure = Dense if exact else Structure.kinds[self.inference.structure]
+            return Spectrum.of(self.model, structure, at_weights=at_weights)
         if not self.inference.exact:
             raise InputError(
                 "A δ for each layer, or a σ for each output, is tuned with the exact posterior (structure=Dense); this "
                 f"one is {self.inference.structure}."
             )
-        return LayerEvidence(self.model, self.network.layout, per_layer=per_layer, per_output=per_output)
+        layout = self.network.layout
+        return LayerEvidence(self.model, layout, per_layer=per_layer, per_output=per_output, at_weights=at_weights)
 
     def _linear(self, inputs: Inputs, weights: Float[Tensor, " P"]) -> Tensor:
         inputs = self._checked(inputs)

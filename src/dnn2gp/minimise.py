@@ -10,15 +10,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import scipy.optimize
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from dnn2gp.ensemble import Curvature, Ensemble
+from dnn2gp.data import Data
+from dnn2gp.ensemble import Curvature, Ensemble, layout_of, write_weights
 from dnn2gp.errors import DivergedError
+from dnn2gp.likelihoods import Likelihood
+from dnn2gp.network import Network
 from dnn2gp.progress import track
 
 _FIRST_DAMPING = 1.0
+# Up to this many weights a dense matrix of them is factorised in every step.
+_DENSE = 1500
 # A damping above this moves no weight of a float64 network any more: the training rests where it is.
 _LAST_DAMPING = 1e14
 
@@ -47,6 +54,76 @@ def minimise(
             return state.result(iteration)
         state.step(active)
     return state.result(max_iterations)
+
+
+def adam(
+    ensemble: Ensemble,
+    weights: Float[Tensor, "B P"],
+    *,
+    lr: float,
+    epochs: int,
+    factor: float = 1.0,
+    patience: int = 10,
+) -> Float[Tensor, "B P"]:
+    """Train every member by full-batch Adam in float32; its own lr falls by `factor` where its loss rests.
+
+    The schedule is that of torch's ReduceLROnPlateau: after more than `patience` epochs that do not lower the best
+    loss by a share of 1e-4. What it ends at is near a minimum, not at it.
+    """
+    narrow = ensemble.to(torch.float32)
+    leaf = weights.float().clone().requires_grad_()
+    optimizer = torch.optim.Adam([leaf], lr=1.0)  # a step of 1, to be scaled by each member's own rate
+    rates = torch.full((len(weights), 1), lr)
+    best, waited = torch.full((len(weights),), torch.inf), torch.zeros(len(weights))
+    for _ in track(range(epochs), "training by Adam", total=epochs):
+        loss = narrow.loss(leaf)
+        (leaf.grad,) = torch.autograd.grad(loss.sum(), leaf)
+        before = leaf.detach().clone()
+        optimizer.step()
+        with torch.no_grad():
+            leaf.copy_(before + rates * (leaf - before))
+            better = loss < best * (1 - 1e-4)
+            best, waited = torch.where(better, loss, best), torch.where(better, 0.0, waited + 1)
+            tired = waited > patience
+            rates[tired] *= factor
+            waited[tired] = 0.0
+    return leaf.detach().double()
+
+
+def train_to_minimum(network: nn.Module, data: Data, likelihood: Likelihood, prior_precision: Tensor) -> None:
+    """Train the module in place from its weights to a minimum of Σᵢ ℓᵢ(w) + ½ wᵀ diag(δ) w, in eval mode.
+
+    By Gauss-Newton steps up to 1500 weights, where torch can batch the network's Jacobians; else by L-BFGS.
+    """
+    layout, inputs = layout_of(network), data.inputs
+    if layout.num_weights <= _DENSE and isinstance(inputs, Tensor) and inputs.is_floating_point():
+        start = layout.flatten(dict(network.named_parameters())).detach().double()[None]
+        ensemble = Ensemble(network, inputs[None], data.targets[None], likelihood, prior_precision[None])
+        if ensemble.batches():
+            write_weights(network, minimise(ensemble, start).weights[0])
+            return
+    _lbfgs(network, data, likelihood, prior_precision)
+
+
+def _lbfgs(network: nn.Module, data: Data, likelihood: Likelihood, prior_precision: Tensor) -> None:
+    """scipy's L-BFGS, with losses and gradients of the network in its own dtype."""
+    function = Network(network, data.inputs)
+    inputs = function.check_inputs(data.inputs)
+    targets = likelihood.check_targets(data.targets, data.num_examples, function.num_outputs, function.dtype)
+    targets, delta = targets.to(function.device), prior_precision.to(function.weights)
+
+    def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
+        weights = torch.from_numpy(point).to(function.weights).requires_grad_()
+        total = likelihood.loss(function(weights, inputs), targets).sum() + 0.5 * (delta * weights.square()).sum()
+        (gradient,) = torch.autograd.grad(total, weights)
+        return total.item(), gradient.double().cpu().numpy()
+
+    options = {"maxiter": 2000, "maxfun": 4000, "maxcor": 20, "ftol": 1e-15, "gtol": 1e-9}
+    first = function.weights.double().cpu().numpy()
+    found = scipy.optimize.minimize(loss, first, jac=True, method="L-BFGS-B", options=options)
+    if not np.isfinite(found.fun):
+        raise DivergedError(f"The loss is {found.fun} after training by L-BFGS: the weights are left as they were.")
+    write_weights(network, torch.from_numpy(found.x))
 
 
 class _State:
@@ -82,7 +159,7 @@ class _State:
         members = self.ensemble.take(active)
         weights, gradient, damping = self.weights[active], self.gradient[active], self.damping[active]
         precision = self.matrix[active]
-        precision.diagonal(dim1=1, dim2=2).add_((members.prior_precision + damping)[:, None])
+        precision.diagonal(dim1=1, dim2=2).add_(members.prior_precision + damping[:, None])
         factor, failed = torch.linalg.cholesky_ex(precision)
         move = torch.cholesky_solve(gradient[..., None], factor)[..., 0]
         trial = weights - move

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
@@ -28,6 +28,20 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
         for item in items:
             yield item
             bars.advance(task)
+    finally:
+        bars.remove_task(task)
+
+
+@contextmanager
+def bar(description: str, total: int, done: int = 0) -> Iterator[Callable[[str], None]]:
+    """A bar for work whose description changes: each call of what it yields counts one more, with these words."""
+    bars = _active.get()
+    if bars is None:
+        yield lambda words: None
+        return
+    task = bars.add_task(description, total=total, completed=done)
+    try:
+        yield lambda words: bars.update(task, advance=1, description=f"{description}: {words}")
     finally:
         bars.remove_task(task)
 

@@ -61,11 +61,12 @@ class Spectrum(EvidenceFunction):
         complexity = 0.5 * torch.log1p(self.eigenvalues / c[..., None]).sum(-1)
         return self.log_likelihood - 0.5 * c * self.penalty - complexity
 
-    def start(self, noise: bool, bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    def start(self, precision: bool, noise: bool, bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
         """The best point of a grid: the evidence may have more than one maximum."""
         low, high = (log(bound) for bound in bounds)
-        c = torch.linspace(low, high, _GRID, dtype=torch.float64).exp()
-        s = torch.linspace(low / 2, high / 2, _GRID, dtype=torch.float64).exp() if noise else c.new_ones(1)
+        one = torch.ones(1, dtype=torch.float64)
+        c = torch.linspace(low, high, _GRID, dtype=torch.float64).exp() if precision else one
+        s = torch.linspace(low / 2, high / 2, _GRID, dtype=torch.float64).exp() if noise else one
         values = torch.stack([self(c, each) for each in s], 1)
         row, column = divmod(int(values.nan_to_num(nan=-torch.inf).argmax()), len(s))
         return c[row], s[column]
@@ -75,8 +76,12 @@ class Spectrum(EvidenceFunction):
         return (self.eigenvalues / (self.eigenvalues + precision_scale * noise_scale**2)).sum().item()
 
     @staticmethod
-    def of(model: LinearModel, structure: type[Structure] = Dense) -> Spectrum:
-        """That of a linear model with a diagonal prior of mean zero: exact if dense, else a structure's evidence."""
+    def of(model: LinearModel, structure: type[Structure] = Dense, *, at_weights: bool = False) -> Spectrum:
+        """That of a linear model with a diagonal prior of mean zero: exact if dense, else a structure's evidence.
+
+        `at_weights`: for a Gaussian likelihood too the Laplace evidence, with the weights where they are, instead of
+        that of the linear model, whose weights move with δ. At a minimum their values and gradients are the same.
+        """
         expansion = check_plain_prior(model)
         penalty = model.prior.squared_distance(expansion.anchor).item()
         if structure is not Dense:
@@ -86,6 +91,7 @@ class Spectrum(EvidenceFunction):
             noise: Noise | None = UncorrectedNoise.of(expansion) if expansion.quadratic else None
         else:
             values, noise = (_function_space if choose_space(model) is FunctionSpace else _weight_space)(model)
+            noise = UncorrectedNoise.of(expansion) if at_weights and noise is not None else noise
         return Spectrum(values, expansion.log_likelihood.item(), penalty, noise)
 
 
@@ -99,18 +105,24 @@ class Noise(ABC):
 
 @final
 @dataclass(frozen=True, eq=False)
-class FunctionNoise(Noise):
-    """In the eigenbasis of ΦΦᵀ."""
+class TransformedNoise(Noise):
+    """The transformed regression: ỹ by its parts along the eigenvectors zᵢ of ΦΦᵀ, and what lies beside all of them."""
 
     constant: float
     """log |S| − (M/2) log 2π."""
-    squares: Float[Tensor, " M"]
+    squares: Float[Tensor, " n"]
     """(zᵢᵀỹ)²."""
+    beside: float
+    """‖ỹ‖² − Σᵢ (zᵢᵀỹ)²: what no weight can explain. Zero if n = M."""
+    num_beside: int
+    """M − n."""
 
     def evidence(self, eigenvalues: Tensor, penalty: float, c: Float[Tensor, "*S"], s: Float[Tensor, "*S"]) -> Tensor:
-        """−½ Σᵢ [(zᵢᵀỹ)² / (s² + λᵢ/c) + log(s² + λᵢ/c)]."""
+        """−½ Σᵢ [(zᵢᵀỹ)² / (s² + λᵢ/c) + log(s² + λᵢ/c)], with λ = 0 beside the eigenvectors."""
         variances = s[..., None].square() + eigenvalues / c[..., None]
-        return self.constant - 0.5 * (self.squares / variances + variances.log()).sum(-1)
+        explained = (self.squares / variances + variances.log()).sum(-1)
+        unexplained = self.beside / s.square() + 2 * self.num_beside * s.log()
+        return self.constant - 0.5 * (explained + unexplained)
 
 
 @final
@@ -136,25 +148,6 @@ class UncorrectedNoise(Noise):
         return UncorrectedNoise(site_constant(expansion, white), white.square().sum().item(), expansion.num_sites)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class WeightNoise(Noise):
-    """In the eigenbasis of ΦᵀΦ: that of Laplace plus ½ gᵀΣ̃g, with g = Φᵀ(Φw − ỹ)/s² + c w, in white weights."""
-
-    laplace: UncorrectedNoise
-    pulled: Float[Tensor, " P"]
-    """uᵢᵀ Φᵀ(Φw − ỹ)."""
-    weights: Float[Tensor, " P"]
-    """uᵢᵀ w."""
-
-    def evidence(self, eigenvalues: Tensor, penalty: float, c: Float[Tensor, "*S"], s: Float[Tensor, "*S"]) -> Tensor:
-        """The same number as in function space, from P numbers."""
-        variance, scale = s[..., None].square(), c[..., None]
-        gradient = self.pulled / variance + scale * self.weights
-        correction = (gradient.square() / (eigenvalues / variance + scale)).sum(-1)
-        return self.laplace.evidence(eigenvalues, penalty, c, s) + 0.5 * correction
-
-
 def _function_space(model: LinearModel) -> tuple[Float[Tensor, " M"], Noise | None]:
     expansion = model.expansion
     _require(expansion, expansion.num_sites)
@@ -164,7 +157,8 @@ def _function_space(model: LinearModel) -> tuple[Float[Tensor, " M"], Noise | No
         return values, None
     white = white_residual(expansion)
     outputs = rows.push(_white_weights(model)[:, None])[:, 0] - white
-    return values, FunctionNoise(site_constant(expansion, white), (vectors.T @ outputs).square())
+    squares = (vectors.T @ outputs).square()
+    return values, TransformedNoise(site_constant(expansion, white), squares, 0.0, 0)
 
 
 def _weight_space(model: LinearModel) -> tuple[Float[Tensor, " P"], Noise | None]:
@@ -175,9 +169,15 @@ def _weight_space(model: LinearModel) -> tuple[Float[Tensor, " P"], Noise | None
     values, vectors = _eigh(matrix, "V^{½} JᵀΛJ V^{½}")
     if not expansion.quadratic:
         return values, None
-    pulled = precision.whiten(expansion.gradient().double())
-    laplace = UncorrectedNoise.of(expansion)
-    return values, WeightNoise(laplace, vectors.T @ pulled, vectors.T @ _white_weights(model))
+    # With e = Φw − ỹ in units of the noise, zᵢᵀe = uᵢᵀΦᵀe / √λᵢ; a direction whose length is rounding alone has none.
+    white = white_residual(expansion)
+    pulled = vectors.T @ precision.whiten(expansion.gradient().double())
+    lengths, rounding = values.sqrt(), torch.finfo(expansion.anchor.dtype).eps * len(values)
+    along = torch.where(values > rounding * values[-1], pulled / lengths, 0.0)
+    outputs = lengths * (vectors.T @ _white_weights(model)) - along
+    beside = (white.square().sum() - along.square().sum()).clamp(min=0).item()
+    constant = site_constant(expansion, white)
+    return values, TransformedNoise(constant, outputs.square(), beside, expansion.num_sites - len(values))
 
 
 def check_plain_prior(model: LinearModel) -> Expansion:

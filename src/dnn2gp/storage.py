@@ -29,6 +29,7 @@ from dnn2gp.linear_model import LinearModel
 from dnn2gp.network import Network
 from dnn2gp.randomness import global_states_kept
 from dnn2gp.structures import Structure
+from dnn2gp.tuning_result import TuningResult
 
 FORMAT_VERSION = 1
 _KEY = "dnn2gp"
@@ -81,7 +82,9 @@ def load(
     known = Gaussian(prior["mean"], Structure.kinds[header["prior"]].from_state(prior))
     model = LinearModel(expansion, known, of_step=of_step)
     inference = Inference.kinds[header["inference"]].restored(model, header["structure"], file.part("inference"))
-    return GaussianProcess(own, inference, likelihood)
+    tuning = header.get("tuning")
+    known_tuning = None if tuning is None else TuningResult.from_state(tuning, str(path))
+    return GaussianProcess(own, inference, likelihood, known_tuning)
 
 
 def _at_samples(jacobian: NetworkFeatures, samples: Float[Tensor, "S P"]) -> NetworkFeatures | StackedFeatures:
@@ -106,6 +109,7 @@ def _pack(gp: GaussianProcess) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "prior": prior.precision.name,
         "inference": gp.inference.name,
         "structure": gp.inference.structure,
+        "tuning": None if gp.tuning is None else gp.tuning.state(),
     }
     parts: dict[str, dict[str, Tensor]] = {
         "network": gp.network.state(),

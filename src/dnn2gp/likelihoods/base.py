@@ -92,6 +92,9 @@ class Likelihood(ABC):
         """The likelihood with parameters that carry no gradient; itself, unless it has such."""
         return self
 
+    is_open: bool = False
+    """Whether a parameter is left open, for `convert` to tune by the evidence (the noise of a GaussianLikelihood())."""
+
     @property
     def per_example(self) -> bool:
         """Whether it has parameters of its own for each example, which says nothing about other inputs."""

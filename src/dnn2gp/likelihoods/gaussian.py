@@ -24,17 +24,23 @@ class GaussianLikelihood(Likelihood):
 
     `sigma` is a number or 0-d tensor (one σ for all), a 1-D tensor (K,) (a σ per output), or a 2-D tensor (N, 1) or
     (N, K) (a σ per example). A tensor is kept as it is, gradient included, and converted to f's dtype at use.
+
+    Without `sigma` it is left open, for `convert` to tune by the evidence; nothing can be computed with it before.
     """
 
     name: ClassVar[str] = "gaussian"
 
-    def __init__(self, sigma: object) -> None:
+    def __init__(self, sigma: object = None) -> None:
+        self.is_open = sigma is None
+        if sigma is None:
+            self.sigma: Tensor = torch.tensor(torch.nan, dtype=torch.float64)
+            return
         if not isinstance(sigma, Real | Tensor) or isinstance(sigma, bool):
             raise InputError(
                 f"expected sigma as a number or a tensor, got {type(sigma).__name__}. For several use torch.tensor."
             )
         own = sigma.clone() if isinstance(sigma, Tensor) else torch.tensor(float(sigma), dtype=torch.float64)
-        self.sigma: Tensor = own
+        self.sigma = own
         _check_sigma(self.sigma)
 
     def check_targets(
@@ -45,7 +51,8 @@ class GaussianLikelihood(Likelihood):
         require_dtype(given, dtype)
         columns = require_columns(given, num_outputs)
         require_finite(columns)
-        self._sigma_like(columns)
+        if not self.is_open:
+            self._sigma_like(columns)
         return columns
 
     def loss(self, f: Float[Tensor, "N K"], y: Float[Tensor, "N K"]) -> Float[Tensor, " N"]:
@@ -113,6 +120,11 @@ class GaussianLikelihood(Likelihood):
 
     def _sigma_like(self, f: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
         """σ as (N, K) in f's dtype and on its device, if it fits f."""
+        if self.is_open:
+            raise InputError(
+                "sigma: this GaussianLikelihood() has no noise σ yet. Give one, GaussianLikelihood(sigma=0.1), or let "
+                'convert(..., prior_precision="evidence") tune it; gp.likelihood then has it.'
+            )
         _check_fit(self.sigma, *f.shape)
         sigma = self.sigma.to(device=f.device, dtype=f.dtype)
         if sigma.dtype != self.sigma.dtype:

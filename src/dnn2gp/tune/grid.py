@@ -1,0 +1,60 @@
+"""Every setting of a grid, several times: the paper's curves (Figs. 5 and 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from os import PathLike
+from pathlib import Path
+
+from dnn2gp.errors import InputError
+from dnn2gp.progress import show_progress
+from dnn2gp.tune.jobs import Fit, Job, JobFolder, run_jobs
+from dnn2gp.tuning_result import Setting, TuningResult
+
+
+def grid(
+    fit: Fit,
+    settings: Mapping[str, Sequence[Setting]],
+    *,
+    repeats: int = 1,
+    folder: str | PathLike[str] | None = None,
+    resume: bool = False,
+    num_jobs: int | None = None,
+    purpose: Mapping[str, object] | None = None,
+    progress: bool = False,
+) -> TuningResult:
+    """Call `fit(repeat=r, **setting)` for every setting and repeat; the largest mean evidence is the best setting.
+
+    fit       trains a network with these settings and returns its log evidence, a mapping with "evidence" and whatever
+              else is worth a curve ("test_error"), or the GaussianProcess; `repeat` is its seed or the draw of the data
+    settings  name → values; all their combinations are tried
+    folder    where each finished job is written at once; `resume` goes on with those that are there
+    num_jobs  processes on this machine, each with one thread; by default what `joblib.parallel_config` says
+    purpose   what the jobs are of (data, seeds): a folder with another one is not gone on with
+    """
+    if not callable(fit):
+        raise InputError(f"fit: expected a function of the settings and repeat; got {fit!r}.")
+    if not settings or any(isinstance(values, str) or not len(values) for values in settings.values()):
+        raise InputError(f"settings: expected names with lists of one value at least; got {dict(settings)!r}.")
+    if repeats < 1:
+        raise InputError(f"repeats: expected at least 1; got {repeats}.")
+    known = {name: [_plain(value) for value in values] for name, values in settings.items()}
+    jobs = [
+        Job(dict(zip(known, values, strict=True)), repeat)
+        for values in product(*known.values())
+        for repeat in range(repeats)
+    ]
+    own = {"settings": known, "repeats": repeats, **(purpose or {})}
+    place = None if folder is None else JobFolder(Path(folder), own, resume)
+    with show_progress(progress):
+        return TuningResult.of("grid", run_jobs(fit, jobs, place, num_jobs))
+
+
+def _plain(value: object) -> Setting:
+    """A setting that JSON takes: numbers of NumPy or torch as Python's."""
+    item = getattr(value, "item", None)
+    plain = item() if callable(item) else value
+    if plain is not None and not isinstance(plain, int | float | str | bool):
+        raise InputError(f"settings: expected numbers, strings, booleans or None; got {value!r}.")
+    return plain

@@ -1,0 +1,135 @@
+"""(setting × repeat) jobs: in parallel through joblib, each on disk as soon as it is done, none run twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from math import isfinite
+from pathlib import Path
+from typing import TypeAlias
+
+import joblib
+import torch
+from threadpoolctl import threadpool_limits
+
+from dnn2gp.errors import FileFormatError, InputError
+from dnn2gp.files import write_whole
+from dnn2gp.gaussian_process import GaussianProcess
+from dnn2gp.progress import bar
+from dnn2gp.tuning_result import EVIDENCE, Setting, Trial
+
+Outcome: TypeAlias = "float | Mapping[str, float] | GaussianProcess"
+Fit: TypeAlias = "Callable[..., Outcome]"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One setting, to be tried once."""
+
+    settings: dict[str, Setting]
+    repeat: int
+
+    @property
+    def key(self) -> str:
+        """The name of its file: the same for the same setting and repeat."""
+        text = json.dumps([self.settings, self.repeat], sort_keys=True)
+        return sha256(text.encode()).hexdigest()[:16]
+
+
+class JobFolder:
+    """A folder with a file for each finished job, and one that says what they are jobs of."""
+
+    def __init__(self, folder: Path, purpose: Mapping[str, object], resume: bool) -> None:
+        """Make it; or, with `resume`, go on in one that has the same purpose."""
+        self.folder = folder
+        described = folder / "purpose.json"
+        text = json.dumps(purpose, sort_keys=True, indent=1, default=str)
+        if described.exists():
+            if not resume:
+                raise InputError(f"{folder} holds an earlier tuning. Go on with it (resume), or take another folder.")
+            if described.read_text(encoding="utf-8") != text:
+                raise InputError(
+                    f"{folder} holds another tuning (see {described}). Resume with the settings it had, or take "
+                    "another folder."
+                )
+        self._jobs = folder / "jobs"
+        self._jobs.mkdir(parents=True, exist_ok=True)
+        write_whole(described, lambda place: _write(place, text))
+
+    def save(self, job: Job, trial: Trial) -> None:
+        """Write the file of a finished job, whole or not at all."""
+        text = json.dumps({"settings": job.settings, "repeat": job.repeat, "values": trial.values})
+        write_whole(self._jobs / f"{job.key}.json", lambda place: _write(place, text))
+
+    def load(self, job: Job) -> Trial | None:
+        """What came of a job, if it is done."""
+        path = self._jobs / f"{job.key}.json"
+        if not path.exists():
+            return None
+        try:
+            values = {name: float(value) for name, value in json.loads(path.read_text())["values"].items()}
+            return Trial(job.settings, {EVIDENCE: values[EVIDENCE], **values}, job.repeat)
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise FileFormatError(
+                f"{path} is no finished job ({error!r}). Delete it, and the job is run again."
+            ) from error
+
+
+def run_jobs(fit: Fit, jobs: Sequence[Job], folder: JobFolder | None, num_jobs: int | None) -> list[Trial]:
+    """The trials of all jobs, in their order; those that are on disk are not run again.
+
+    `num_jobs` processes on this machine; None leaves it to `joblib.parallel_config`, which may name a cluster.
+    """
+    found = {job.key: trial for job in jobs if folder is not None and (trial := folder.load(job)) is not None}
+    left = [job for job in jobs if job.key not in found]
+    best = max((trial.evidence for trial in found.values() if isfinite(trial.evidence)), default=-float("inf"))
+    with bar("tuning", len(jobs), len(found)) as advance:
+        work = (joblib.delayed(_run)(fit, job, folder) for job in left)
+        finished = joblib.Parallel(n_jobs=num_jobs, return_as="generator_unordered")(work)
+        for key, trial in finished:  # pyright: ignore[reportGeneralTypeIssues]
+            found[key] = trial
+            best = max(best, trial.evidence) if isfinite(trial.evidence) else best
+            advance(f"best log evidence so far {best:.2f}")
+    return [found[job.key] for job in jobs]
+
+
+def _run(fit: Fit, job: Job, folder: JobFolder | None) -> tuple[str, Trial]:
+    """One job, with one thread, in whatever process it is."""
+    with one_thread():
+        trial = Trial(job.settings, values_of(fit(**job.settings, repeat=job.repeat)), job.repeat)
+    if folder is not None:
+        folder.save(job, trial)
+    return job.key, trial
+
+
+def values_of(outcome: object) -> dict[str, float]:
+    """The values of a trial, the evidence first: from a number, a mapping with "evidence", or a GP."""
+    if isinstance(outcome, GaussianProcess):
+        return {EVIDENCE: outcome.evidence().value}
+    if isinstance(outcome, Mapping) and EVIDENCE in outcome:
+        return {EVIDENCE: float(outcome[EVIDENCE]), **{str(name): float(value) for name, value in outcome.items()}}
+    if isinstance(outcome, int | float) and not isinstance(outcome, bool):
+        return {EVIDENCE: float(outcome)}
+    raise InputError(
+        "tune: expected the function to return the log evidence: a number, a mapping with the key 'evidence', or the "
+        f"GaussianProcess of convert; got {outcome!r}."
+    )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for torch and for BLAS: parallel workers do not compete, and results do not depend on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _write(place: Path, text: str) -> None:
+    place.write_text(text, encoding="utf-8")

@@ -1,0 +1,79 @@
+"""δ and σ by the evidence in a training loop of one's own, every few epochs."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dnn2gp.data import read_data
+from dnn2gp.errors import InputError
+from dnn2gp.likelihoods import Likelihood
+from dnn2gp.priors import PriorPrecision
+from dnn2gp.tune.choice import Choice
+from dnn2gp.tuning_result import TuningResult
+
+
+class WhileTraining:
+    """Tunes δ, and the σ of a GaussianLikelihood(), on the network as it is at some epochs of its training.
+
+        tuner = WhileTraining(network, (x, y), GaussianLikelihood(), start=50, every=10)
+        for epoch in range(500):
+            loss = tuner.likelihood.loss(network(x), y).sum() + tuner.penalty()
+            ...  # backward and step, as ever; for a batch of n of N examples multiply the sum of losses by N/n
+            tuner.update(epoch)
+
+    start, every  the first epoch that tunes, and how many lie between two that do
+    per_layer     one δ for each layer; per_output: one σ for each output
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        data: object,
+        likelihood: Likelihood,
+        prior_precision: PriorPrecision = 1.0,
+        *,
+        start: int = 10,
+        every: int = 5,
+        per_layer: bool = False,
+        per_output: bool = False,
+    ) -> None:
+        if start < 0 or every < 1:
+            raise InputError(f"expected start ≥ 0 and every ≥ 1; got {start} and {every}.")
+        self.network, self.data, self.start, self.every = network, read_data(data), start, every
+        self._choice = Choice.first(network, self.data, likelihood, prior_precision, per_layer, per_output)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """With the present σ."""
+        return self._choice.likelihood
+
+    @property
+    def prior_precision(self) -> Float[Tensor, " *L"]:
+        """The present δ."""
+        return self._choice.precision
+
+    def penalty(self) -> Float[Tensor, ""]:
+        """½ Σ δ w², of the weights as they are: to be added to the loss of *all* data, and differentiated with it."""
+        named = {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
+        deltas = self._choice.of_weights.split(self._choice.layout.sizes)
+        parts = [
+            delta[0].to(named[name]) * named[name].square().sum()
+            for name, delta in zip(self._choice.layout.names, deltas, strict=True)
+        ]
+        return 0.5 * torch.stack(parts).sum()
+
+    def update(self, epoch: int) -> bool:
+        """Tune, if this epoch is one that does; whether it was."""
+        if epoch < self.start or (epoch - self.start) % self.every:
+            return False
+        gp = self._choice.converted(self.network, self.data)
+        self._choice = self._choice.improved(gp)
+        return True
+
+    def result(self) -> TuningResult:
+        """What was tried so far, and the GP of the network as it is now with the present δ and σ."""
+        gp = self._choice.converted(self.network, self.data)
+        trials = self._choice.improved(gp).trials
+        return TuningResult("while training", trials, trials[-1].settings, trials[-1].evidence, gp=gp)
