@@ -1,9 +1,9 @@
-"""A small network from several starts at once, training and choosing δ and σ by the evidence in turns; the best is kept.
+"""A small network from several starts at once: training, and choosing δ and σ by the evidence, in turns.
 
-What the estimators and the command line do with a table. A round of all members together is some Gauss-Newton steps; then,
-for each member, the δ and σ of the largest Laplace evidence, from the eigenvalues of JᵀΛJ at its weights. Starts differ in
-their first weights and in their first δ: one that begins with a weak prior may end in a network that overfits, where a
-stronger one would have led to a larger evidence.
+What the estimators and the command line do with a table. A round of all members together is some Gauss-Newton steps;
+then, for each member, the δ and σ of the largest Laplace evidence, from the eigenvalues of JᵀΛJ at its weights. Starts
+differ in their first weights and in their first δ: one that begins with a weak prior may end in a network that overfits,
+where a stronger one would have led to a larger evidence.
 """
 
 from __future__ import annotations
@@ -100,9 +100,7 @@ class _Search:
         self.delta = first if prior_precision is None else torch.full_like(first, prior_precision)
         spread = targets.double().std(0, correction=0).mean().item() if self.noise else 1.0
         self.spread = spread if spread > 0 else 1.0
-        self.sigma = torch.full(
-            (len(weights),), (_FIRST_NOISE if self.noise else 1.0) * self.spread, dtype=torch.float64
-        )
+        self.sigma = torch.full_like(first, _FIRST_NOISE * self.spread if self.noise else 1.0)
         self.best_evidence = torch.full((len(weights),), -torch.inf, dtype=torch.float64)
         self.best = (weights.clone(), self.delta.clone(), self.sigma.clone())
 
