@@ -2,7 +2,7 @@
 
 What the estimators and the command line do with a table. A round of all members together is some Gauss-Newton steps;
 then, for each member, the δ and σ of the largest Laplace evidence, from the eigenvalues of JᵀΛJ at its weights. Starts
-differ in their first weights and in their first δ: one that begins with a weak prior may end in a network that overfits,
+differ in first weights and in their first δ: one that begins with a weak prior may end in a network that overfits,
 where a stronger one would have led to a larger evidence.
 """
 
