@@ -45,6 +45,7 @@ from dnn2gp.online_newton import (
 from dnn2gp.priors import PriorPrecision, expand_precision
 from dnn2gp.structures import Dense, Diagonal
 from dnn2gp.trained_network import TrainedNetwork
+from dnn2gp.variational_evidence import VariationalEvidence, linear_model_evidences
 
 _KEY = "online_newton"
 _HELD = {"method", "num_data", "temperature", "step", "precision", "momentum", "momentum_weight", "generator"}
@@ -212,6 +213,19 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         method.check_count(batch.num_examples)
         found = expected_log_likelihood(method, self._snapshot(), batch, num_samples, generator)
         return method.scale(batch.num_examples) * found.item() - self.kl()
+
+    def evidence(
+        self, data: object, num_samples: int = 10, generator: torch.Generator | None = None
+    ) -> VariationalEvidence:
+        """The evidence of the linear model of iteration t, that with the plain prior, and the ELBO, each by its name.
+
+        The first two hold a dense matrix of the weights or of the data, whichever is smaller.
+        """
+        check_count(num_samples)
+        batch, state = self._trained.batch(*_pair(data)), self.snapshot()
+        rate = float(self.param_groups[0]["lr"] or self.defaults["lr"])
+        step, plain = linear_model_evidences(self._method(), state, batch, rate, num_samples, generator)
+        return VariationalEvidence(step, plain, self.elbo(data, num_samples, generator), num_samples)
 
     def sample_network(
         self, inputs: Inputs, num_samples: int = 30, generator: torch.Generator | None = None
