@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from math import log, pi
 
 import torch
 from jaxtyping import Float, Shaped
@@ -134,21 +135,34 @@ class Ensemble:
         relative = torch.where(parts > 0, gradient.norm(dim=1) / parts, 0.0)
         return Curvature(matrix, gradient, relative)
 
-    def evidence(self, weights: Float[Tensor, "B P"], curvature: Curvature | None = None) -> Float[Tensor, " B"]:
+    def evidence(
+        self,
+        weights: Float[Tensor, "B P"],
+        curvature: Curvature | None = None,
+        variance: Float[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, " B"]:
         """The log marginal likelihood of each member's data, as `Evidence.value` has it.
 
         log p(D|w) − ½ δ wᵀw − ½ log |I + JᵀΛJ/δ|, and + ½ gᵀΣ̃g for a Gaussian likelihood.
+
+        `variance`: σ² of each member, where all were trained with GaussianLikelihood(1) and δσ²; the evidence is then
+        that with σ and δ.
         """
         curvature = self.curvature(weights) if curvature is None else curvature
-        outputs = self.outputs(weights, self.inputs)
-        fit = self._likelihood(self.likelihood.log_prob, outputs).sum(1)
-        delta = self.prior_precision.expand_as(weights)
-        factor = torch.linalg.cholesky(curvature.matrix + torch.diag_embed(delta))
+        unit = torch.ones(len(weights), dtype=weights.dtype) if variance is None else variance
+        matrix, gradient = curvature.matrix / unit[:, None, None], curvature.gradient / unit[:, None]
+        delta = (self.prior_precision / unit[:, None]).expand_as(weights)
+        with torch.no_grad():
+            fit = self._likelihood(self.likelihood.log_prob, self.outputs(weights, self.inputs)).sum(1)
+        if variance is not None:  # log N(y | f, σ²) from log N(y | f, 1)
+            half = 0.5 * self.targets[0].numel()
+            fit = (fit + half * log(2 * pi)) / variance - half * (2 * pi * variance).log()
+        factor = torch.linalg.cholesky(matrix + torch.diag_embed(delta))
         log_det = 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1) - delta.log().sum(1)
         value = fit - 0.5 * (delta * weights.square()).sum(1) - 0.5 * log_det
         if not isinstance(self.likelihood, GaussianLikelihood):
             return value
-        white = torch.linalg.solve_triangular(factor, curvature.gradient[..., None], upper=False)
+        white = torch.linalg.solve_triangular(factor, gradient[..., None], upper=False)
         return value + 0.5 * white.square().sum((1, 2))
 
     def _network(self, weights: Float[Tensor, " P"], inputs: Float[Tensor, "N *in"]) -> Float[Tensor, "N K"]:

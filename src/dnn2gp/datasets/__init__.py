@@ -1,5 +1,7 @@
 """Data of the paper: read from a folder, else downloaded from the public source, whole or not at all."""
 
 from dnn2gp.datasets.images import Images, load_images
+from dnn2gp.datasets.synthetic import Draws, generate_draws, synthetic_draws
+from dnn2gp.datasets.wine import wine_splits
 
-__all__ = ["Images", "load_images"]
+__all__ = ["Draws", "Images", "generate_draws", "load_images", "synthetic_draws", "wine_splits"]

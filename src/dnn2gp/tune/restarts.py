@@ -145,21 +145,7 @@ class _Search:
             kept[better] = now[better]
 
     def _evidence(self, ensemble: Ensemble, curvature: Curvature) -> Float[Tensor, " B"]:
-        """With σ in units of the targets: a regression with noise σ is one with noise 1 and δσ² for y/σ."""
-        if not self.noise:
-            return ensemble.evidence(self.weights, curvature)
-        variance = self.sigma.square()[:, None, None]
-        scaled = Curvature(
-            curvature.matrix / variance, curvature.gradient / variance[..., 0], curvature.relative_gradient
-        )
-        delta = self.delta[:, None].expand_as(self.weights)
-        factor = torch.linalg.cholesky(scaled.matrix + torch.diag_embed(delta))
-        half_log_det = factor.diagonal(dim1=1, dim2=2).log().sum(1) - 0.5 * delta.log().sum(1)
-        white = torch.linalg.solve_triangular(factor, scaled.gradient[..., None], upper=False)
-        misfit = 2 * ensemble.data_loss(self.weights) / self.sigma.square()
-        squares = misfit + (delta * self.weights.square()).sum(1) - white.square().sum((1, 2))
-        constant = self._sites * (self.sigma.log() + 0.5 * torch.log(torch.tensor(2 * torch.pi)))
-        return -0.5 * squares - half_log_det - constant
+        return ensemble.evidence(self.weights, curvature, self.sigma.square() if self.noise else None)
 
     @property
     def _sites(self) -> int:
