@@ -65,6 +65,8 @@ def test_loss_curvature_and_evidence_of_each_member(kind, shared):
             expected += 0.5 * gradient @ torch.linalg.solve(precision, gradient)
             expected -= y[own].numel() * (log(0.4) + 0.5 * log(2 * pi))
         torch.testing.assert_close(evidence[member], expected, rtol=1e-10, atol=0)
+        spread = torch.einsum("nkp,pq,nkq->nk", J, torch.linalg.inv(precision), J)
+        torch.testing.assert_close(ensemble.variances(weights, curvature, x)[member], spread, rtol=1e-9, atol=0)
 
 
 def test_evidence_with_a_noise_of_its_own_for_each_member():

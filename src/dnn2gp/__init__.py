@@ -1,11 +1,12 @@
 """dnn2gp: neural networks as Gaussian processes.
 
-gp = convert(network, data, likelihood, prior_precision=1.0)
+gp = convert(network, data, likelihood)  # δ by the evidence; or prior_precision=1.0
 prediction = gp.predict(inputs)          # .mean, .aleatoric, .epistemic
 """
 
 from importlib.metadata import version
 
+from dnn2gp import tune
 from dnn2gp.averaged_predictive import AveragedPredictive
 from dnn2gp.checkpoints import load_checkpoint, save_checkpoint
 from dnn2gp.convert import convert, convert_step
@@ -35,6 +36,8 @@ from dnn2gp.priors import precision_from_weight_decay
 from dnn2gp.recording import Recorder
 from dnn2gp.storage import load, save
 from dnn2gp.structures import BlockDiagonal, Dense, Diagonal, Kronecker
+from dnn2gp.tuning_result import TuningResult
+from dnn2gp.variational_evidence import VariationalEvidence
 
 __version__ = version("dnn2gp")
 
@@ -75,6 +78,9 @@ __all__ = [  # noqa: RUF022 (grouped as the paper is: model and data, A, B, C, r
     "AveragedPredictive",
     "Predictive",
     "Evidence",
+    "VariationalEvidence",
+    "tune",
+    "TuningResult",
     "sample_network",
     "Diagnosis",
     "diagnose",

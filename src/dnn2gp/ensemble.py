@@ -165,6 +165,21 @@ class Ensemble:
         white = torch.linalg.solve_triangular(factor, gradient[..., None], upper=False)
         return value + 0.5 * white.square().sum((1, 2))
 
+    def variances(
+        self, weights: Float[Tensor, "B P"], curvature: Curvature, inputs: Float[Tensor, "C N *in"]
+    ) -> Float[Tensor, "B N K"]:
+        """diag(J Σ̃ Jᵀ) of each output at other inputs, Σ̃ the posterior covariance of each member."""
+        precision = curvature.matrix + torch.diag_embed(self.prior_precision.expand_as(weights))
+        factor = torch.linalg.cholesky(precision)
+        found = []
+        for member in range(len(weights)):
+            own = inputs[0 if len(inputs) == 1 else member]
+            with evaluation_mode(self.network):
+                jacobian, _ = vmap(self._jacobian, in_dims=(None, 0))(weights[member], own)
+            white = torch.linalg.solve_triangular(factor[member], jacobian.flatten(0, 1).T, upper=False)
+            found.append(white.square().sum(0).unflatten(0, jacobian.shape[:2]))
+        return torch.stack(found)
+
     def _network(self, weights: Float[Tensor, " P"], inputs: Float[Tensor, "N *in"]) -> Float[Tensor, "N K"]:
         tensors = {**self.layout.unflatten(weights), **self._fixed}
         return functional_call(self.network, tensors, (inputs,)).flatten(1)

@@ -169,11 +169,13 @@ def _weight_space(model: LinearModel) -> tuple[Float[Tensor, " P"], Noise | None
     values, vectors = _eigh(matrix, "V^{½} JᵀΛJ V^{½}")
     if not expansion.quadratic:
         return values, None
-    # With e = Φw − ỹ in units of the noise, zᵢᵀe = uᵢᵀΦᵀe / √λᵢ; a direction whose length is rounding alone has none.
+    # With e = Φw − ỹ in units of the noise, zᵢᵀe = uᵢᵀΦᵀe / √λᵢ, which is never larger than ‖e‖. A λ that is rounding
+    # is put at the level of rounding: the share of e in its direction is then as good as not explained by any weight.
     white = white_residual(expansion)
-    pulled = vectors.T @ precision.whiten(expansion.gradient().double())
-    lengths, rounding = values.sqrt(), torch.finfo(expansion.anchor.dtype).eps * len(values)
-    along = torch.where(values > rounding * values[-1], pulled / lengths, 0.0)
+    limits = torch.finfo(torch.float64)
+    values = values.clamp(min=max(limits.tiny, limits.eps * values[-1].item()))
+    lengths, size = values.sqrt(), white.norm().item()
+    along = (vectors.T @ sites(model).pull(white[:, None])[:, 0] / lengths).clamp(-size, size)
     outputs = lengths * (vectors.T @ _white_weights(model)) - along
     beside = (white.square().sum() - along.square().sum()).clamp(min=0).item()
     constant = site_constant(expansion, white)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dnn2gp import VOGN, Diagonal, FunctionSpace, GaussianLikelihood, convert, load
+from dnn2gp import VOGN, Diagonal, FunctionSpace, GaussianLikelihood, convert, load, tune
 from dnn2gp.features import NetworkFeatures
 
 from robust.support import CHECKED, DELTA, NOISE, mlp, regression, untouched
@@ -105,6 +105,11 @@ CASES = {
     "optimizer: samples": lambda: VOGN(mlp(), NOISE, 10, num_samples=1.5),
     "optimizer: rate": lambda: VOGN(mlp(), NOISE, 10, lr="0.1"),
     "optimizer: targets": lambda: VOGN(mlp(), NOISE, 10).step(X, Y.numpy()),
+    "tune: network": lambda: tune.gradient(3, (X, Y), NOISE),
+    "tune: likelihood": lambda: tune.gradient(mlp(), (X, Y), "gaussian"),
+    "tune: settings": lambda: tune.grid(lambda **_: 0.0, {"width": [object()]}),
+    "tune: fit": lambda: tune.grid(3, {"width": [1]}),
+    "tune: objective": lambda: tune.study(3, num_trials=1),
     "load: network": lambda: load(sys.argv[1], "network"),
     "load: function": lambda: load(sys.argv[1], lambda: None),
     "load: likelihood": lambda: load(sys.argv[1], mlp(), likelihood="gaussian"),

@@ -1,0 +1,159 @@
+"""tune.gradient and tune.WhileTraining: δ and σ in turns with the training."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from dnn2gp import CategoricalLikelihood, GaussianLikelihood, convert, tune
+from dnn2gp.errors import EvidenceWarning, InputError
+
+from reference import brute_force
+
+
+def data(outputs=1):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.linspace(-3, 3, 40, dtype=torch.float64)[:, None]
+    noise = torch.randn(40, outputs, generator=generator, dtype=torch.float64)
+    return x, torch.sin(1.5 * x) + torch.tensor([0.1, 0.4], dtype=torch.float64)[:outputs] * noise
+
+
+def network(outputs=1, width=8):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, outputs)).double()
+
+
+def test_it_ends_where_mackays_equations_hold_at_a_minimum():
+    """δ = γ/wᵀw and σ² = ‖y − f‖²/(N − γ), γ by brute force; the network that came in is as it was."""
+    x, y = data()
+    mine = network()
+    before = copy.deepcopy(mine.state_dict())
+    found = tune.gradient(mine, (x, y), GaussianLikelihood(), tolerance=1e-4, max_rounds=100)
+    assert found.converged
+    assert all(torch.equal(value, before[name]) for name, value in mine.state_dict().items())
+    last = found.trials[-1]
+    assert last.values["relative_gradient"] < 1e-4
+    delta, sigma = last.settings["prior_precision"], last.settings["sigma"]
+    tuned = found.network if found.best == last.settings else None
+    if tuned is not None:
+        J = brute_force.jacobian(tuned, x).flatten(0, 1)
+        values = torch.linalg.eigvalsh(J.T @ J / sigma**2)
+        gamma = (values / (values + delta)).sum()
+        weights, misfit = brute_force.flat_weights(tuned), (y - brute_force.outputs(tuned, x)).square().sum()
+        assert delta == pytest.approx((gamma / weights.square().sum()).item(), rel=1e-3)
+        assert sigma**2 == pytest.approx((misfit / (len(x) - gamma)).item(), rel=1e-3)
+    assert 0.05 < sigma < 0.2
+
+
+def test_the_gp_and_the_network_are_those_of_the_best_round():
+    x, y = data()
+    found = tune.gradient(network(), (x, y), GaussianLikelihood())
+    assert found.evidence == max(trial.evidence for trial in found.trials if trial.values["step_bound"] <= 0.5)
+    again = convert(found.network, (x, y), GaussianLikelihood(found.best["sigma"]), found.best["prior_precision"])
+    assert again.evidence().value == pytest.approx(found.evidence, rel=1e-9)
+    torch.testing.assert_close(found.gp.predict(x).mean, again.predict(x).mean)
+    assert found.evidence > found.trials[0].evidence
+
+
+def test_a_sigma_that_is_given_stays():
+    x, y = data()
+    found = tune.gradient(network(), (x, y), GaussianLikelihood(0.25), max_rounds=40)
+    assert list(found.best) == ["prior_precision"]
+    assert found.gp.likelihood.sigma.item() == 0.25
+
+
+def test_layers_and_outputs_of_their_own():
+    x, y = data(outputs=2)
+    one = tune.gradient(network(2), (x, y), GaussianLikelihood(), max_rounds=60, tolerance=0.05)
+    many = tune.gradient(
+        network(2), (x, y), GaussianLikelihood(), per_layer=True, per_output=True, max_rounds=60, tolerance=0.05
+    )
+    assert list(many.best) == ["prior_precision[0]", "prior_precision[2]", "sigma[0]", "sigma[1]"]
+    assert many.best["sigma[0]"] == pytest.approx(0.1, rel=0.5)
+    assert many.best["sigma[1]"] == pytest.approx(0.4, rel=0.5)
+    assert many.evidence > one.evidence + 10  # the outputs' noises differ by a factor of four
+
+
+def test_classes():
+    x, y = data()
+    found = tune.gradient(network(2), (x, (y[:, 0] > 0).long()), CategoricalLikelihood(), max_rounds=60, tolerance=0.05)
+    assert found.evidence > found.trials[0].evidence
+    assert list(found.best) == ["prior_precision"]
+
+
+def test_a_training_of_ones_own():
+    x, y = data()
+    calls = []
+
+    def train(module, training, likelihood, delta):
+        calls.append(delta)
+        optimizer = torch.optim.LBFGS(module.parameters(), max_iter=200, line_search_fn="strong_wolfe")
+
+        def closure():
+            optimizer.zero_grad()
+            penalty = 0.5 * sum(weight.square().sum() for weight in module.parameters()) * delta[0]
+            loss = likelihood.loss(module(training.inputs), training.targets).sum() + penalty
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    with pytest.warns(EvidenceWarning, match="still moved"):
+        found = tune.gradient(network(), (x, y), GaussianLikelihood(), train=train, max_rounds=3, tolerance=1e-9)
+    assert len(calls) == 3
+    assert not found.converged
+    assert "still moved" in str(found)
+
+
+def test_while_training():
+    x, y = data()
+    module = network()
+    tuner = tune.WhileTraining(module, (x, y), GaussianLikelihood(), start=100, every=50)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.02)
+    first = tuner.prior_precision.item()
+    tuned = []
+    for epoch in range(600):
+        optimizer.zero_grad()
+        loss = tuner.likelihood.loss(module(x), y).sum() + tuner.penalty()
+        loss.backward()
+        optimizer.step()
+        tuned += [epoch] if tuner.update(epoch) else []
+    assert tuned == list(range(100, 600, 50))
+    found = tuner.result()
+    assert len(found.trials) == 11
+    assert tuner.prior_precision.item() != first
+    assert 0.05 < tuner.likelihood.sigma.item() < 0.3
+    assert found.gp.evidence().value == found.evidence
+
+
+def test_the_penalty_of_layers():
+    x, y = data()
+    module = network()
+    tuner = tune.WhileTraining(module, (x, y), GaussianLikelihood(), {"0": 2.0, "2": 0.5}, per_layer=True)
+    expected = sum(w.square().sum() for w in module[0].parameters()) + 0.25 * sum(
+        w.square().sum() for w in module[2].parameters()
+    )
+    torch.testing.assert_close(tuner.penalty(), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_rounds": 0}, "max_rounds ≥ 1"),
+        ({"likelihood": GaussianLikelihood(0.3), "per_output": True}, "its σ left open"),
+        ({"prior_precision": {"0": 1.0, "2": 2.0}}, "one number to begin with"),
+        ({"prior_precision": -1.0}, "δ > 0"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(change, message):
+    given = {"network": network(), "data": data(), "likelihood": GaussianLikelihood(), **change}
+    with pytest.raises(InputError, match=message):
+        tune.gradient(**given)
+
+
+def test_epochs_that_mean_nothing_are_refused():
+    with pytest.raises(InputError, match="every ≥ 1"):
+        tune.WhileTraining(network(), data(), GaussianLikelihood(), every=0)
