@@ -67,6 +67,14 @@ BENCH_PIP := $(BENCH_VENV)/bin/python -m pip install --disable-pip-version-check
 bench: $(BENCH_VENV)/.installed ## install the peers, measure speed and memory (BENCH_ARGS="--quick" for a smoke run)
 	$(BENCH_VENV)/bin/python -m benchmarks $(BENCH_ARGS)
 
+.PHONY: test-compat
+test-compat: $(BENCH_VENV)/.installed-test ## our numbers against those of the peers, in the environment of the benchmarks
+	$(BENCH_VENV)/bin/python -m pytest -q tests/compat
+
+.PHONY: tuning-table
+tuning-table: $(VENV)/.installed ## evidence beside cross-validation: measures, and writes the table in docs/tuning.md
+	$(BIN)/python -m benchmarks.tuning_table
+
 .PHONY: bench-optimizers
 bench-optimizers: $(BENCH_VENV)/.installed ## the cost of a step of VOGN and OGN beside Adam's
 	$(BENCH_VENV)/bin/python -m benchmarks --only optimizers $(BENCH_ARGS)
@@ -78,4 +86,8 @@ $(BENCH_VENV)/.installed: $(SPEC) benchmarks/requirements.txt benchmarks/peers.t
 	$(BENCH_VENV)/bin/python -m pip install --disable-pip-version-check --quiet "pip>=21.3"
 	$(BENCH_PIP) -e . -r benchmarks/requirements.txt
 	$(BENCH_PIP) --no-deps -r benchmarks/peers.txt
+	@touch $@
+
+$(BENCH_VENV)/.installed-test: $(BENCH_VENV)/.installed
+	$(BENCH_PIP) -e ".[test]"
 	@touch $@

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.optimize import minimize
 from torch import Tensor
 
 from dnn2gp.errors import InputError
@@ -64,6 +63,8 @@ class EvidenceFunction(ABC):
         `bounds` are those of c and of s², relative to the model's own δ₀ and σ₀². `begin` is a (c, s) to climb from in
         place of a look at the whole range.
         """
+        from scipy.optimize import minimize  # takes a while to import
+
         noise = noise and self.num_noises > 0
         if not precision and not noise:
             raise InputError("maximise: expected something to tune: precision=True, or noise=True for a regression.")

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.optimize
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -107,6 +106,8 @@ def train_to_minimum(network: nn.Module, data: Data, likelihood: Likelihood, pri
 
 def _lbfgs(network: nn.Module, data: Data, likelihood: Likelihood, prior_precision: Tensor) -> None:
     """scipy's L-BFGS, with losses and gradients of the network in its own dtype."""
+    import scipy.optimize  # takes a while to import
+
     function = Network(network, data.inputs)
     inputs = function.check_inputs(data.inputs)
     targets = likelihood.check_targets(data.targets, data.num_examples, function.num_outputs, function.dtype)

@@ -28,8 +28,8 @@ class TuneWineConfig:
     """One of the three curves: two hidden layers of 20 units for δ and σ, one hidden layer for the width."""
 
     setting: str = "prior_precision"
-    deltas: tuple[float, ...] = _logspace(-1, 3.6)
-    sigmas: tuple[float, ...] = _logspace(-1, 1)
+    deltas: tuple[float, ...] = _logspace(-1.0, 3.6)
+    sigmas: tuple[float, ...] = _logspace(-1.0, 1.0)
     widths: tuple[int, ...] = tuple(torch.linspace(1, 150, 30).round().int().tolist())
     num_splits: int = 20
     epochs: int = 1000

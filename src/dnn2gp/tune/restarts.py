@@ -21,6 +21,7 @@ from dnn2gp.evidence_function import RANGE
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.minimise import minimise
 from dnn2gp.progress import track
+from dnn2gp.randomness import global_states_kept
 from dnn2gp.spectrum import Spectrum, UncorrectedNoise
 
 # Powers of ten between which the first δ of the members lie, and the first σ as a share of the targets' spread.
@@ -69,7 +70,9 @@ def fit_restarts(
     if restarts < 1 or max_rounds < 1:
         raise InputError(f"expected restarts ≥ 1 and max_rounds ≥ 1; got {restarts} and {max_rounds}.")
     weights = initial_weights(build, [seed * 1000 + position for position in range(restarts)])
-    search = _Search(build(), inputs, targets, likelihood, prior_precision, weights)
+    with global_states_kept():  # a fresh module draws its first weights
+        network, fitted = build(), build()
+    search = _Search(network, inputs, targets, likelihood, prior_precision, weights)
     rounds, settled = 0, search.fixed
     for _ in track(range(max_rounds), "training and tuning in turns", total=max_rounds):
         rounds += 1
@@ -77,7 +80,7 @@ def fit_restarts(
         settled = moved < _SETTLED
         if settled:
             break
-    return search.finished(build(), rounds, settled)
+    return search.finished(fitted, rounds, settled)
 
 
 class _Search:

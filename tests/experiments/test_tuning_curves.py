@@ -1,0 +1,117 @@
+"""The tuning curves of Figs. 5 and 6: on the paper's draws beside what the paper has; small ones everywhere."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from dnn2gp.datasets import generate_draws, synthetic_draws, wine_splits
+from dnn2gp.datasets.folder import find
+from dnn2gp.datasets.wine import random_splits
+from dnn2gp.errors import FileFormatError, InputError
+from dnn2gp.experiments import tune_synthetic, tune_wine
+
+# The mean log evidence that the paper's runs have at δ = 10^(−1 + k/5), k = 0, …, 15 (10 draws, Laplace).
+PAPER = [
+    *(-117.1662, -114.4504, -112.5305, -110.9302, -110.151, -110.1911, -110.7761, -111.8252),
+    *(-112.9361, -113.3754, -113.4414, -114.4901, -115.9143, -117.5651, -118.9082, -119.3267),
+]
+STEP = 10**0.2 * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find("synthetic_regression.npz") is None, reason="the paper's draws are not in DNN2GP_DATA")
+def test_the_papers_curve_on_the_papers_draws():
+    """21 × 10 trainings to a minimum: the maximum within a grid step, the same values, nearly the best test error."""
+    found = tune_synthetic.run(tune_synthetic.TuneSyntheticConfig(max_iterations=400))
+    curve, error = found.curve("prior_precision"), found.curve("prior_precision", "test_error")
+    assert len(found.trials) == 210
+    assert 0.63 / STEP < found.best["prior_precision"] < 0.632 * STEP
+    assert abs(found.evidence - (-110.15)) < 0.5
+    for ours, theirs in zip(curve.mean[5:], PAPER, strict=True):
+        assert ours == pytest.approx(theirs, rel=0.015)
+    chosen = error.mean[curve.settings.index(found.best["prior_precision"])]
+    assert chosen < 1.05 * min(error.mean)
+    gradients = torch.tensor([trial.values["relative_gradient"] for trial in found.trials])
+    assert gradients.median() < 1e-4
+    assert gradients.max() < 0.05
+
+
+@pytest.mark.parametrize("setting", ["prior_precision", "sigma", "width"])
+def test_small_curves_of_wine(setting, tmp_path, monkeypatch):
+    generator = np.random.default_rng(0)
+    draws = random_splits(generator.normal(size=(200, 12)), 2)
+    monkeypatch.setattr(tune_wine, "wine_splits", lambda count: draws)
+    config = tune_wine.TuneWineConfig.preset("smoke", setting)
+    found = tune_wine.run(config, tmp_path)
+    assert len(found.trials) == 4
+    assert set(found.values) == {"evidence", "test_error", "train_error", "relative_gradient"}
+    assert tune_wine.run(config, tmp_path, resume=True) == found
+    assert tune_wine.run(config) == found
+
+
+def test_a_curve_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    """Without its last point the folder is that of a run that was stopped; only that point is trained again."""
+    draws = generate_draws(2, 20, 10)
+    monkeypatch.setattr(tune_synthetic, "synthetic_draws", lambda count: draws)
+    config = tune_synthetic.TuneSyntheticConfig.preset("smoke")
+    whole = tune_synthetic.run(config, tmp_path)
+    files = sorted((tmp_path / "jobs").iterdir())
+    gone = [path for path in files if json.loads(path.read_text())["settings"]["prior_precision"] == 10.0]
+    for path in gone:
+        path.unlink()
+    times = {path: path.stat().st_mtime_ns for path in files if path not in gone}
+    again = tune_synthetic.run(config, tmp_path, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    for ours, theirs in zip(again.trials, whole.trials, strict=True):
+        assert ours.settings == theirs.settings
+        assert ours.values == pytest.approx(theirs.values, rel=1e-6)
+
+
+def test_fresh_draws_are_those_of_the_paper_in_kind():
+    draws = generate_draws(3, num_train=4000, num_test=10)
+    x = draws.train_inputs[0, :, 0]
+    assert torch.equal(draws.train_inputs[..., 1], torch.ones(3, 4000, dtype=torch.float64))
+    middle = x.abs() < 1
+    assert middle.double().mean().item() == pytest.approx(0.1, abs=0.02)
+    assert not ((x.abs() > 1) & (x.abs() < 1.5)).any()
+    gap = draws.train_targets[0, :, 0] - torch.sin(x)
+    assert gap[middle].std().item() == pytest.approx(1.0, rel=0.1)
+    assert gap[~middle].std().item() == pytest.approx(0.1, rel=0.1)
+    assert draws.take(2).count == 2
+
+
+def test_data_that_are_not_there_or_damaged(tmp_path, monkeypatch):
+    monkeypatch.setenv("DNN2GP_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert "drawn afresh" in synthetic_draws(2).source
+    (tmp_path / "synthetic_regression.npz").write_bytes(b"nothing")
+    with pytest.raises(FileFormatError, match="is not an npz file with the arrays"):
+        synthetic_draws()
+    np.savez(tmp_path / "wine_splits_standardised.npz", x_train=np.zeros((2, 5, 3)))
+    with pytest.raises(FileFormatError, match="y_train"):
+        wine_splits()
+    one = {"x_train": np.zeros((1, 5, 11)), "y_train": np.zeros((1, 5)), "x_test": np.zeros((1, 2, 11))}
+    np.savez(tmp_path / "wine_splits_standardised.npz", **one, y_test=np.zeros((1, 2)), y_scale=np.ones(1))
+    assert wine_splits(1).count == 1
+    with pytest.raises(InputError, match="has 1 splits; 3 were asked for"):
+        wine_splits(3)
+    (tmp_path / "wine_splits_standardised.npz").unlink()
+    (tmp_path / "winequality-red.csv").write_text("a;b\n1;2\n")
+    with pytest.raises(FileFormatError, match="1599 rows"):
+        wine_splits(1)
+
+
+def test_the_table_is_split_when_the_splits_are_not_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("DNN2GP_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = np.random.default_rng(0).normal(size=(1599, 12))
+    np.savetxt(tmp_path / "winequality-red.csv", rows, delimiter=";", header="a", comments="")
+    draws = wine_splits(2)
+    assert draws.train_inputs.shape == (2, 1439, 11)
+    assert draws.test_targets.shape == (2, 160, 1)
+    torch.testing.assert_close(draws.train_inputs.std(1, correction=0), torch.ones(2, 11, dtype=torch.float64))
+    torch.testing.assert_close(draws.train_targets.mean(1), torch.zeros(2, 1, dtype=torch.float64))
