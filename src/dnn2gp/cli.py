@@ -148,6 +148,82 @@ def train(
         run(config, Console(), beside=tuple(method.value for method in beside or ()), resume=resume)
 
 
+class Task(str, Enum):
+    """What `tune` predicts."""
+
+    regression = "regression"
+    classification = "classification"
+
+
+@app.command(epilog="Example:  dnn2gp tune wine.csv --target quality --predict more.csv --out results")
+def tune(
+    data: Annotated[
+        Path | None, typer.Argument(help="A CSV or Parquet file. Without: scikit-learn's diabetes.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    task: Annotated[
+        Task, typer.Option(help="Whether the target is a number or one of some classes.")
+    ] = Task.regression,
+    width: Annotated[list[str] | None, typer.Option(help="Hidden units to try: 2,5,10, or repeat it.")] = None,
+    depth: Annotated[list[str] | None, typer.Option(help="Hidden layers to try: 1,2, or repeat it.")] = None,
+    activation: Annotated[str, typer.Option(help="tanh, sigmoid, relu, gelu or silu.")] = "tanh",
+    repeats: Annotated[int | None, typer.Option(min=1, help="Trainings of every setting.")] = None,
+    predict: Annotated[Path | None, typer.Option(help="A table to predict, into predictions.csv.")] = None,
+    impute: Annotated[bool, typer.Option("--impute", help="Fill missing cells: median, or the most frequent.")] = False,
+    drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; repeat it for more.")] = None,
+    drop_constant: Annotated[bool, typer.Option("--drop-constant", help="Leave out columns that never vary.")] = False,
+    categorical: Annotated[list[str] | None, typer.Option(help="A column whose numbers are names; repeat it.")] = None,
+    test_share: Annotated[float, typer.Option(help="Rows held out for the report, never to choose by; 0: none.")] = 0.2,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default one for each processor.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for all files; made if it does not exist.")] = Path("dnn2gp-tune"),
+    seed: Annotated[int, typer.Option(min=0, help="Of everything random: the same seed gives the same numbers.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the finished jobs in --out.")] = False,
+    preset: Annotated[Preset, typer.Option(help="smoke: everything small, to see that it works.")] = Preset.default,
+) -> None:
+    """Fit a network to a table of your own, its size, prior and noise chosen by the evidence; predict with error bars.
+
+    Writes report.html, tuning.json, the model (model.safetensors, preprocessing.json), pictures, and predictions.csv. A
+    tuning that was interrupted, or killed, goes on with --resume.
+    """
+    with _clear_errors():
+        from dnn2gp.table_tuning import TableTuningConfig, run
+
+        given = {
+            "widths": _whole_numbers("width", width),
+            "depths": _whole_numbers("depth", depth),
+            "repeats": repeats,
+            "jobs": jobs,
+        }
+        config = replace(
+            TableTuningConfig.preset(preset.value),
+            data=data,
+            target=target,
+            task=task.value,
+            activation=activation,
+            predict=predict,
+            impute=impute,
+            drop=tuple(drop or ()),
+            drop_constant=drop_constant,
+            categorical=tuple(categorical or ()),
+            test_share=test_share,
+            out=out,
+            seed=seed,
+            resume=resume,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+        run(config, Console())
+
+
+def _whole_numbers(name: str, given: list[str] | None) -> tuple[int, ...] | None:
+    """2,5,10 as numbers; also from an option that was repeated."""
+    if not given:
+        return None
+    texts = [text for each in given for text in each.replace(",", " ").split()]
+    if not texts or not all(text.isdecimal() for text in texts):
+        raise InputError(f"{name}: expected whole numbers, such as 2,5,10; got {', '.join(given)}.")
+    return tuple(int(text) for text in texts)
+
+
 def main() -> None:
     """The entry point of the `dnn2gp` command."""
     app()

@@ -140,13 +140,16 @@ class Ensemble:
         weights: Float[Tensor, "B P"],
         curvature: Curvature | None = None,
         variance: Float[Tensor, " B"] | None = None,
+        *,
+        at_weights: bool = False,
     ) -> Float[Tensor, " B"]:
         """The log marginal likelihood of each member's data, as `Evidence.value` has it.
 
         log p(D|w) − ½ δ wᵀw − ½ log |I + JᵀΛJ/δ|, and + ½ gᵀΣ̃g for a Gaussian likelihood.
 
         `variance`: σ² of each member, where all were trained with GaussianLikelihood(1) and δσ²; the evidence is then
-        that with σ and δ.
+        that with σ and δ. `at_weights`: Laplace's for a Gaussian likelihood too. A member whose Σ̃⁻¹ is not positive
+        definite, by rounding or NaN, has NaN.
         """
         curvature = self.curvature(weights) if curvature is None else curvature
         unit = torch.ones(len(weights), dtype=weights.dtype) if variance is None else variance
@@ -157,10 +160,11 @@ class Ensemble:
         if variance is not None:  # log N(y | f, σ²) from log N(y | f, 1)
             half = 0.5 * self.targets[0].numel()
             fit = (fit + half * log(2 * pi)) / variance - half * (2 * pi * variance).log()
-        factor = torch.linalg.cholesky(matrix + torch.diag_embed(delta))
+        factor, failed = torch.linalg.cholesky_ex(matrix + torch.diag_embed(delta))
+        fit = torch.where(failed == 0, fit, torch.nan)
         log_det = 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1) - delta.log().sum(1)
         value = fit - 0.5 * (delta * weights.square()).sum(1) - 0.5 * log_det
-        if not isinstance(self.likelihood, GaussianLikelihood):
+        if at_weights or not isinstance(self.likelihood, GaussianLikelihood):
             return value
         white = torch.linalg.solve_triangular(factor, gradient[..., None], upper=False)
         return value + 0.5 * white.square().sum((1, 2))

@@ -141,14 +141,15 @@ class _Search:
 
     def _note(self, ensemble: Ensemble, curvature: Curvature) -> None:
         """Keep the weights, δ and σ of members that are better than they were."""
-        evidence = self._evidence(ensemble, curvature)
+        evidence = self._evidence(ensemble, curvature, at_weights=True)  # no reward for a gradient that is left
         better = evidence > self.best_evidence
         self.best_evidence = torch.where(better, evidence, self.best_evidence)
         for kept, now in zip(self.best, (self.weights, self.delta, self.sigma), strict=True):
             kept[better] = now[better]
 
-    def _evidence(self, ensemble: Ensemble, curvature: Curvature) -> Float[Tensor, " B"]:
-        return ensemble.evidence(self.weights, curvature, self.sigma.square() if self.noise else None)
+    def _evidence(self, ensemble: Ensemble, curvature: Curvature, *, at_weights: bool = False) -> Float[Tensor, " B"]:
+        variance = self.sigma.square() if self.noise else None
+        return ensemble.evidence(self.weights, curvature, variance, at_weights=at_weights)
 
     @property
     def _sites(self) -> int:

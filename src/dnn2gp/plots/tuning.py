@@ -1,0 +1,136 @@
+"""Curves of tuning: errors and the log evidence along a setting, with a star where each is best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
+
+from dnn2gp.plots import style
+
+Band: TypeAlias = tuple[Sequence[float] | np.ndarray, Sequence[float] | np.ndarray]
+"""Means, and their standard errors."""
+
+EVIDENCE, TEST = "#1d3d78", "#c44e52"
+"""The log evidence, and errors on rows that were held out."""
+_OTHERS = ("#8c8c8c", "#55a868", "#8172b2", "#ccb974")
+# Up to this many settings each is marked, and named at the axis.
+_MARKED = 15
+
+
+def tuning_curves(
+    settings: Sequence[float] | Sequence[str],
+    evidence: Band,
+    errors: Mapping[str, Band] | None = None,
+    *,
+    xlabel: str,
+    log_x: bool = False,
+    chosen: float | None = None,
+    title: str = "",
+    error_label: str = "squared error",
+    evidence_label: str = "log evidence (nats)",
+) -> Figure:
+    """Errors on the left axis, the log evidence on the right, as in the paper's Figs. 5 and 6.
+
+    settings  the values of the setting: numbers, or names
+    evidence  its means over the repeats, and their standard errors; the star is at the largest
+    errors    the same for each kind of error ("train", "test"); a star is at the smallest of "test". Without errors the
+              evidence has the left axis
+    chosen    a setting to mark by a vertical line: the one that is used, where that need not be the best
+    """
+    errors = {} if errors is None else errors
+    named = any(isinstance(setting, str) for setting in settings)
+    x = np.arange(len(settings), dtype=float) if named else np.asarray(settings, dtype=float)
+    bands = {name: _band(band, len(x), name) for name, band in errors.items()}
+    own = _band(evidence, len(x), "evidence")
+    figure = style.new_figure(6.4, 4.2)
+    left = figure.add_subplot()
+    right = left.twinx() if bands else left
+    handles: dict[str, Any] = {name: _line(left, x, band, *_look(name, bands)) for name, band in bands.items()}
+    handles["log evidence"] = _line(right, x, own, EVIDENCE, "-", "o")
+    if chosen is not None:
+        handles["in use"] = left.axvline(chosen, color="#555555", linewidth=1, linestyle=":")
+    star = _star(right, x, own[0], int(np.nanargmax(own[0])), EVIDENCE)
+    if "test" in bands:
+        _star(left, x, bands["test"][0], int(np.nanargmin(bands["test"][0])), TEST)
+    style.describe(left, title, xlabel, error_label if bands else evidence_label)
+    if bands:
+        right.set_ylabel(evidence_label, fontsize=style.LABEL, color=EVIDENCE)
+        right.tick_params(labelsize=style.TICK, colors=EVIDENCE)
+    _axis(left, x, list(map(str, settings)) if named else None, log_x and not named)
+    left.grid(axis="x", color="#eeeeee")
+    left.set_axisbelow(True)
+    figure.legend(
+        [*handles.values(), star],
+        [*(f"{name} error" if name in bands else name for name in handles), "the best"],
+        loc="outside lower center",
+        ncols=len(handles) + 1,
+        frameon=False,
+        fontsize=style.TICK,
+    )
+    return figure
+
+
+def _line(
+    axes: Axes, x: np.ndarray, band: tuple[np.ndarray, np.ndarray], colour: str, dashes: str, marker: str
+) -> ErrorbarContainer:
+    """A line through the means, with its standard errors as bars and as a band."""
+    mean, stderr = band
+    axes.fill_between(x, mean - stderr, mean + stderr, color=colour, alpha=0.15, linewidth=0)
+    many = len(x) > _MARKED
+    return axes.errorbar(
+        x,
+        mean,
+        None if many else stderr,
+        color=colour,
+        linestyle=dashes,
+        marker="" if many else marker,
+        markersize=5,
+        capsize=3,
+        linewidth=1.6,
+    )
+
+
+def _look(name: str, bands: Mapping[str, object]) -> tuple[str, str, str]:
+    if name == "test":
+        return TEST, "-", "s"
+    others = [other for other in bands if other != "test"]
+    return _OTHERS[others.index(name) % len(_OTHERS)], "--", "^"
+
+
+def _star(axes: Axes, x: np.ndarray, mean: np.ndarray, best: int, colour: str) -> Line2D:
+    """A black star at the best mean, its rim in the colour of the curve."""
+    (star,) = axes.plot(
+        x[best], mean[best], "*", color="black", markersize=16, markeredgecolor=colour, markeredgewidth=1.5, zorder=10
+    )
+    return star
+
+
+def _axis(axes: Axes, x: np.ndarray, names: list[str] | None, log: bool) -> None:
+    """A tick at every setting if they are few."""
+    if log:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator())
+    if len(x) <= _MARKED:
+        labels = [f"{value:g}" for value in x] if names is None else names
+        axes.xaxis.set_major_locator(FixedLocator(list(x)))
+        axes.set_xticks(list(x), labels)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _band(band: Band, count: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard errors, NaN where a training diverged."""
+    mean, stderr = (np.asarray(part, dtype=float) for part in band)
+    if mean.shape != (count,) or stderr.shape != (count,):
+        raise ValueError(f"{name}: expected {count} means and standard errors, got {mean.shape} and {stderr.shape}.")
+    if not np.isfinite(mean).any():
+        raise ValueError(f"{name}: none of its means is a number.")
+    there = np.isfinite(mean)
+    return np.where(there, mean, np.nan), np.where(there & np.isfinite(stderr), stderr, 0.0)
