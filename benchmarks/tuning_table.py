@@ -1,4 +1,4 @@
-"""δ and σ by the evidence, by 5-fold cross-validation, or fixed at 1: test log-likelihood and time, on five regressions.
+"""δ and σ by the evidence, by 5-fold cross-validation, or fixed at 1: test log-likelihood and time, on five problems.
 
     python -m benchmarks.tuning_table            # writes benchmarks/results/tuning.json and the table in docs/tuning.md
 
@@ -111,7 +111,7 @@ def by_evidence(split: Split) -> Score:
     begin = time.perf_counter()
     found = fit_restarts(build(split), split.x, split.y, GaussianLikelihood(), restarts=STARTS)
     sigma = found.likelihood.sigma.item()
-    return tested(split, found.prior_precision, sigma, begin, found.network)
+    return score_of(split, found.prior_precision, sigma, begin, found.network)
 
 
 def by_cross_validation(split: Split) -> Score:
@@ -139,11 +139,11 @@ def by_cross_validation(split: Split) -> Score:
         values.setdefault(PRODUCTS.tolist().index(product.item()), []).append((gaps.flatten(), spread.flatten()))
     best = max(values, key=lambda place: _left_out(values[place])[0])
     sigma = _left_out(values[best])[1]
-    return tested(split, PRODUCTS[best].item() / sigma**2, sigma, begin)
+    return score_of(split, PRODUCTS[best].item() / sigma**2, sigma, begin)
 
 
 def fixed(split: Split) -> Score:
-    return tested(split, 1.0, 1.0, time.perf_counter())
+    return score_of(split, 1.0, 1.0, time.perf_counter())
 
 
 def _at(curvature, part: slice):
@@ -158,7 +158,7 @@ def _left_out(pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
     return value.item(), variance.sqrt().item()
 
 
-def tested(split: Split, delta: float, sigma: float, begin: float, network: nn.Module | None = None) -> Score:
+def score_of(split: Split, delta: float, sigma: float, begin: float, network: nn.Module | None = None) -> Score:
     """Train on all of the training set with δ and σ, unless it is done, and look at the test set."""
     product = torch.tensor([delta * sigma**2], dtype=torch.float64)
     if network is None:
@@ -202,10 +202,8 @@ def measure(repeats: int) -> dict[str, dict[str, list[Score]]]:
 
 def table(scores: dict[str, dict[str, list[Score]]]) -> str:
     """Means over the splits, as Markdown."""
-    lines = [
-        "| data | training rows | by evidence | by 5-fold cross-validation | δ = σ = 1 | time, evidence | time, cross-validation |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    ways = "by evidence | by 5-fold cross-validation | δ = σ = 1"
+    lines = [f"| data | training rows | {ways} | time, evidence | time, cross-validation |", "|---" * 7 + "|"]
     for name, ways in scores.items():
         values = {way: fmean(score.log_likelihood for score in own) for way, own in ways.items()}
         seconds = {way: fmean(score.seconds for score in own) for way, own in ways.items()}
@@ -232,11 +230,8 @@ def main() -> None:
         scores = {name: {way: [Score(**s) for s in own] for way, own in ways.items()} for name, ways in raw.items()}
     else:
         scores = measure(given.repeats)
-        record.write_text(
-            json.dumps(
-                {n: {w: [vars(s) for s in own] for w, own in ways.items()} for n, ways in scores.items()}, indent=1
-            )
-        )
+        plain = {name: {way: [vars(s) for s in own] for way, own in ways.items()} for name, ways in scores.items()}
+        record.write_text(json.dumps(plain, indent=1))
     page = ROOT / "docs" / "tuning.md"
     text = page.read_text()
     before, after = text.split(BEGIN)[0], text.split(END)[1]

@@ -49,9 +49,7 @@ class JobFolder:
         text = json.dumps(purpose, sort_keys=True, indent=1, default=str)
         if described.exists():
             if not resume:
-                raise InputError(
-                    f"{folder} holds an earlier tuning. Go on with it (resume=True, --resume), or take another folder."
-                )
+                raise InputError(f"{folder} holds an earlier tuning. Resume it, or take another folder.")
             if described.read_text(encoding="utf-8") != text:
                 raise InputError(
                     f"{folder} holds another tuning (see {described}). Resume with the settings it had, or take "
