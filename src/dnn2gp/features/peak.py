@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -134,17 +135,22 @@ class _Storages(TorchDispatchMode):
         key = storage._cdata
         if key in self._known:
             return
-        number, events = len(self.sizes), self.events
+        number = len(self.sizes)
         if not was_there:
             self.sizes.append(storage.nbytes())
-            events.append((number, 1))
+            self.events.append((number, 1))
+        self._known[key] = weakref.ref(
+            storage, partial(_gone, self._known, key, None if was_there else self.events, number)
+        )
 
-        def gone(_: object) -> None:
-            self._known.pop(key, None)
-            if not was_there:
-                events.append((number, -1))
 
-        self._known[key] = weakref.ref(storage, gone)
+def _gone(
+    known: dict[int, weakref.ref], key: int, events: list[tuple[int, int]] | None, number: int, _: object
+) -> None:
+    """A storage was freed; `events` is that of the watch when it was allocated, None if it was there before."""
+    known.pop(key, None)
+    if events is not None:
+        events.append((number, -1))
 
 
 @contextmanager
