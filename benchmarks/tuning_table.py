@@ -1,6 +1,7 @@
 """δ and σ by the evidence, by 5-fold cross-validation, or fixed at 1: test log-likelihood and time, on five problems.
 
     python -m benchmarks.tuning_table            # writes benchmarks/results/tuning.json and the table in docs/tuning.md
+    python -m benchmarks.tuning_table --resume   # goes on after an interrupt
 
 All three train the same network (one hidden layer, tanh) from the same four starts on standardised data, in one thread
 pool, by the same batches of Gauss-Newton steps. Cross-validation looks at 9 values of δσ², which is what the weights
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -26,11 +28,12 @@ from torch import Tensor, nn
 from dnn2gp import GaussianLikelihood
 from dnn2gp.datasets import wine_splits
 from dnn2gp.ensemble import Ensemble, initial_weights
+from dnn2gp.files import write_text
 from dnn2gp.minimise import minimise
 from dnn2gp.nets import mlp
 from dnn2gp.tune.restarts import fit_restarts
 
-WIDTH, STARTS, FOLDS, STEPS = 20, 4, 5, 300
+WIDTH, STARTS, FOLDS, STEPS = 20, 4, 5, 100
 PRODUCTS = torch.logspace(-2, 2, 9, dtype=torch.float64)
 """The values of δσ² that cross-validation looks at."""
 ROOT = Path(__file__).parents[1]
@@ -65,6 +68,10 @@ class Score:
     seconds: float
     delta: float
     sigma: float
+
+
+Scores: TypeAlias = "dict[str, dict[str, list[Score]]]"
+"""Of each problem and way, one a split."""
 
 
 def diabetes(seed: int) -> Split:
@@ -186,21 +193,23 @@ WAYS: dict[str, Callable[[Split], Score]] = {
 }
 
 
-def measure(repeats: int) -> dict[str, dict[str, list[Score]]]:
-    """Every way on every split, in turns."""
-    scores: dict[str, dict[str, list[Score]]] = {}
-    for name, problem in PROBLEMS.items():
-        scores[name] = {way: [] for way in WAYS}
-        for seed in range(repeats):
-            split = problem(seed)
-            for way, choose in WAYS.items():
-                score = choose(split)
-                scores[name][way].append(score)
-                print(f"{name} {seed} {way}: {score}", flush=True)
+def measure(repeats: int, record: Path, scores: Scores) -> Scores:
+    """Every way on every split, in turns; each split is on disk as soon as all ways are measured on it."""
+    for seed, name in [(seed, name) for seed in range(repeats) for name in PROBLEMS]:
+        own = scores.setdefault(name, {way: [] for way in WAYS})
+        if len(own["fixed at 1"]) > seed:
+            continue
+        split = PROBLEMS[name](seed)
+        found = {way: choose(split) for way, choose in WAYS.items()}
+        for way, score in found.items():
+            own[way].append(score)
+            print(f"{name} {seed} {way}: {score}", flush=True)
+        plain = {name: {way: [vars(s) for s in own] for way, own in ways.items()} for name, ways in scores.items()}
+        write_text(record, json.dumps(plain, indent=1))
     return scores
 
 
-def table(scores: dict[str, dict[str, list[Score]]]) -> str:
+def table(scores: Scores) -> str:
     """Means over the splits, as Markdown."""
     ways = "by evidence | by 5-fold cross-validation | δ = σ = 1"
     lines = [f"| data | training rows | {ways} | time, evidence | time, cross-validation |", "|---" * 7 + "|"]
@@ -221,17 +230,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3, help="splits or draws of each problem")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--draw-only", action="store_true", help="write the table from what was measured before")
+    parser.add_argument("--resume", action="store_true", help="go on with what was measured before")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     record = ROOT / "benchmarks" / "results" / "tuning.json"
-    if given.draw_only:
+    scores: Scores = {}
+    if given.resume and record.exists():
         raw = json.loads(record.read_text())
         scores = {name: {way: [Score(**s) for s in own] for way, own in ways.items()} for name, ways in raw.items()}
-    else:
-        scores = measure(given.repeats)
-        plain = {name: {way: [vars(s) for s in own] for way, own in ways.items()} for name, ways in scores.items()}
-        record.write_text(json.dumps(plain, indent=1))
+    scores = measure(given.repeats, record, scores)
     page = ROOT / "docs" / "tuning.md"
     text = page.read_text()
     before, after = text.split(BEGIN)[0], text.split(END)[1]

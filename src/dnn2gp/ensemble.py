@@ -23,7 +23,7 @@ from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.memory import chunks
 
 # Jacobians of this many bytes are held at a time: in a cache-friendly size they are also the fastest.
-_JACOBIAN_BYTES = 2**26
+_JACOBIAN_BYTES = 2**23
 
 
 @dataclass(frozen=True, eq=False)

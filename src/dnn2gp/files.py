@@ -26,6 +26,20 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """A text, or nothing, at `path`."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """All of these bytes, or nothing, at `path`."""
+
+    def write(place: Path) -> None:
+        place.write_bytes(content)
+
+    write_whole(path, write)
+
+
 def check_place(path: Path) -> Path:
     """`path` with links followed (the link stays, its target is replaced), if a file can be put there."""
     target = path.resolve()

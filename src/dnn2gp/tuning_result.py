@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
 from dnn2gp.errors import FileFormatError, InputError
-from dnn2gp.files import write_whole
+from dnn2gp.files import write_text
 
 Setting: TypeAlias = "float | int | str | bool | None"
 
@@ -119,8 +119,7 @@ class TuningResult:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it as JSON, whole or not at all."""
-        text = json.dumps(self.state(), indent=1)
-        write_whole(Path(path), lambda place: _write(place, text))
+        write_text(Path(path), json.dumps(self.state(), indent=1))
 
     @staticmethod
     def load(path: str | PathLike[str]) -> TuningResult:
@@ -173,7 +172,3 @@ def _grouped(trials: Sequence[Trial]) -> list[list[Trial]]:
 
 def _short(value: Setting) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _write(place: Path, text: str) -> None:
-    place.write_text(text, encoding="utf-8")

@@ -14,7 +14,7 @@ from dnn2gp.datasets.arrays import read_arrays
 from dnn2gp.datasets.folder import VARIABLE, cache_folder, find
 from dnn2gp.datasets.synthetic import Draws
 from dnn2gp.errors import FileFormatError, InputError
-from dnn2gp.files import write_whole
+from dnn2gp.files import write_bytes
 
 SPLITS, TABLE = "wine_splits_standardised.npz", "winequality-red.csv"
 _URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/wine-quality/winequality-red.csv"
@@ -79,9 +79,5 @@ def _download() -> Path:
             f"there, or set {VARIABLE} to the folder that has it."
         ) from error
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, lambda place: _write(place, content))
+    write_bytes(target, content)
     return target
-
-
-def _write(place: Path, content: bytes) -> None:
-    place.write_bytes(content)

@@ -17,11 +17,11 @@ from rich.text import Text
 
 from dnn2gp.diagnose import diagnose
 from dnn2gp.errors import InputError
-from dnn2gp.files import write_whole
+from dnn2gp.files import write_text, write_whole
 from dnn2gp.progress import bar, show_progress
 from dnn2gp.table_tuning import findings, pictures
 from dnn2gp.table_tuning.config import TableTuningConfig
-from dnn2gp.table_tuning.model import TableModel, write_predictions, write_text
+from dnn2gp.table_tuning.model import TableModel, write_predictions
 from dnn2gp.table_tuning.problem import Problem, Rows, widths_of
 from dnn2gp.table_tuning.report import Report, console_table, html
 from dnn2gp.table_tuning.tasks import Calibration, Task, task_of

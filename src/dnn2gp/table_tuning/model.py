@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from dnn2gp.errors import FileFormatError, InputError
-from dnn2gp.files import write_whole
+from dnn2gp.files import write_text, write_whole
 from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.storage import load, save
 from dnn2gp.table_tuning.tasks import Task, task_of
@@ -93,12 +93,3 @@ def write_predictions(table: Table, predictions: pd.DataFrame, path: Path) -> No
         taken.add(name)
     both = pd.concat([table.frame.reset_index(drop=True), predictions.set_axis(names, axis=1)], axis=1)
     write_whole(path, partial(both.to_csv, index=False))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
-    write_whole(path, lambda place: _write(place, text))
-
-
-def _write(place: Path, text: str) -> None:
-    place.write_text(text, encoding="utf-8")

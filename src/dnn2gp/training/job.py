@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from math import cos, pi
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from dnn2gp.checkpoints import load_checkpoint, save_checkpoint
 from dnn2gp.datasets import Images, load_images
 from dnn2gp.errors import DivergedError, InputError
-from dnn2gp.files import write_whole
+from dnn2gp.files import write_text
 from dnn2gp.likelihoods import CategoricalLikelihood
 from dnn2gp.metrics import accuracy, ece, nll
 from dnn2gp.nets import lenet5
@@ -92,7 +91,7 @@ def run(
             scores += training.scores()
     console.print(table(scores))
     text = json.dumps({"scores": [asdict(score) for score in scores], "config": _plain(config)}, indent=2)
-    write_whole(config.out / "results.json", partial(_write, text))
+    write_text(config.out / "results.json", text)
     return TrainResult(tuple(scores), tuple(each.folder / _CHECKPOINT for each in configs))
 
 
@@ -268,10 +267,6 @@ def table(scores: list[Score]) -> Table:
         figures = f"{score.accuracy:.2%}", f"{score.nll:.4f}", f"{score.ece:.4f}", f"{score.seconds:.0f} s"
         result.add_row(score.method, score.prediction, *figures)
     return result
-
-
-def _write(text: str, place: Path) -> None:
-    place.write_text(text)
 
 
 def _plain(config: TrainConfig) -> dict[str, object]:

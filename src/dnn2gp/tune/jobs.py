@@ -16,7 +16,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from dnn2gp.errors import FileFormatError, InputError
-from dnn2gp.files import write_whole
+from dnn2gp.files import write_text
 from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.progress import bar
 from dnn2gp.tuning_result import EVIDENCE, Setting, Trial
@@ -57,12 +57,12 @@ class JobFolder:
                 )
         self._jobs = folder / "jobs"
         self._jobs.mkdir(parents=True, exist_ok=True)
-        write_whole(described, lambda place: _write(place, text))
+        write_text(described, text)
 
     def save(self, job: Job, trial: Trial) -> None:
         """Write the file of a finished job, whole or not at all."""
         text = json.dumps({"settings": job.settings, "repeat": job.repeat, "values": trial.values})
-        write_whole(self._jobs / f"{job.key}.json", lambda place: _write(place, text))
+        write_text(self._jobs / f"{job.key}.json", text)
 
     def load(self, job: Job) -> Trial | None:
         """What came of a job, if it is done."""
@@ -129,7 +129,3 @@ def one_thread() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-
-
-def _write(place: Path, text: str) -> None:
-    place.write_text(text, encoding="utf-8")
