@@ -45,6 +45,7 @@ def test_loss_curvature_and_evidence_of_each_member(kind, shared):
     weights = initial_weights(build, [1, 2, 3])
     ensemble = Ensemble(build(), x, y, likelihood, DELTAS)
     curvature, evidence = ensemble.curvature(weights), ensemble.evidence(weights)
+    cautious = ensemble.cautious_evidence(weights, curvature)
     for member, delta in enumerate(DELTAS):
         own = 0 if shared else member
         module = brute_force.with_weights(build(), weights[member])
@@ -61,9 +62,11 @@ def test_loss_curvature_and_evidence_of_each_member(kind, shared):
         torch.testing.assert_close(curvature.relative_gradient[member], gradient.norm() / parts, rtol=1e-10, atol=0)
         precision = matrix + delta * torch.eye(len(gradient)).double()
         expected = -total - penalty - 0.5 * (torch.logdet(precision) - len(gradient) * delta.log())
+        gain = 0.5 * gradient @ torch.linalg.solve(precision, gradient)
         if kind == "gaussian":
-            expected += 0.5 * gradient @ torch.linalg.solve(precision, gradient)
             expected -= y[own].numel() * (log(0.4) + 0.5 * log(2 * pi))
+        torch.testing.assert_close(cautious[member], expected - gain, rtol=1e-10, atol=0)
+        expected += gain if kind == "gaussian" else 0
         torch.testing.assert_close(evidence[member], expected, rtol=1e-10, atol=0)
         spread = torch.einsum("nkp,pq,nkq->nk", J, torch.linalg.inv(precision), J)
         torch.testing.assert_close(ensemble.variances(weights, curvature, x)[member], spread, rtol=1e-9, atol=0)
@@ -103,6 +106,23 @@ def test_every_member_ends_at_a_minimum_of_its_own_loss(kind):
         scale = delta * found.weights[member].norm()
         assert torch.func.grad(total)(found.weights[member]).norm() < 1e-6 * scale
         assert torch.linalg.eigvalsh(torch.func.hessian(total)(found.weights[member]))[0] > -1e-6
+
+
+@pytest.mark.parametrize("damping", [1.0, 1e-3])
+def test_a_training_may_end_when_little_is_left_to_gain(damping):
+    """½ gᵀ(H + δ)⁻¹g at its end, by dense matrices, is below what was asked for: the bound holds with any damping."""
+    x, y, likelihood, _ = members("gaussian")
+    ensemble = Ensemble(build(), x, y, likelihood, DELTAS)
+    asked = torch.tensor([1e-1, 1e-3, 1e-6], dtype=torch.float64)
+    found = minimise(ensemble, initial_weights(build, [1, 2, 3]), tolerance=0.0, gain=asked, damping=damping)
+    assert 0 < found.iterations < 500
+    for member, delta in enumerate(DELTAS):
+        module = brute_force.with_weights(build(), found.weights[member])
+        J = brute_force.jacobian(module, x[member]).flatten(0, 1) / 0.4
+        r = (brute_force.outputs(module, x[member]) - y[member]).flatten() / 0.4
+        gradient = J.T @ r + delta * found.weights[member]
+        left = 0.5 * gradient @ torch.linalg.solve(J.T @ J + delta * torch.eye(22).double(), gradient)
+        assert left < asked[member]
 
 
 def test_the_order_and_company_of_members_do_not_matter():

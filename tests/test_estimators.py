@@ -322,7 +322,7 @@ def test_a_training_without_a_minimum_is_said(monkeypatch: pytest.MonkeyPatch) -
     with pytest.warns(ConvergenceWarning, match="gradient is 40% of its parts") as caught:
         est = GPNetRegressor(**TINY).fit(X, y)
     assert not any(issubclass(each.category, NotAMinimumWarning) for each in caught)
-    assert caught[0].filename == __file__
+    assert {each.filename for each in caught if each.category is ConvergenceWarning} == {__file__}
     assert not est.tuning_.converged
     assert "max_rounds" in str(est.tuning_)
     monkeypatch.setattr(base, "fit_restarts", untrained(0.04))
@@ -351,7 +351,7 @@ def test_probabilities_average_over_the_gp() -> None:
     np.testing.assert_array_equal(est.predict(new), est.classes_[found.argmax(1)])
     assert est.score(X, y) > 0.8
 
-    # Monte Carlo over N(f, J Σ̃ Jᵀ), by dense matrices
+    # N(f, J Σ̃ Jᵀ) by dense matrices: MacKay's approximation for each pair of classes, and the average itself
     f, J, w = outputs_and_jacobian(est.network_, standardised(X, X))
     p = softmax(f.reshape(-1, 3))
     J_rows = J.reshape(len(X), 3, -1)
@@ -359,9 +359,16 @@ def test_probabilities_average_over_the_gp() -> None:
     for row, own in zip(J_rows, p, strict=True):
         precision += row.T @ (np.diag(own) - np.outer(own, own)) @ row
     f_new, J_new, _ = outputs_and_jacobian(est.network_, standardised(new, X))
+    step = np.linalg.solve(precision, J.T @ (p - (est.classes_ == y[:, None])).ravel() + est.prior_precision_ * w)
+    mean = (f_new - J_new @ step).reshape(-1, 3)
+    rows = J_new.reshape(len(new), 3, -1)
+    apart = rows[:, :, None] - rows[:, None]
+    spread = np.einsum("nkjp,pq,nkjq->nkj", apart, np.linalg.inv(precision), apart)
+    inverse = np.exp(-(mean[:, :, None] - mean[:, None]) / np.sqrt(1 + np.pi * spread / 8)).sum(2)
+    np.testing.assert_allclose(found, (1 / inverse) / (1 / inverse).sum(1, keepdims=True), rtol=1e-7)
     draws = np.random.default_rng(0).multivariate_normal(np.zeros(len(w)), np.linalg.inv(precision), 4000)
     average = softmax((f_new + draws @ J_new.T).reshape(4000, -1, 3)).mean(0)
-    np.testing.assert_allclose(found, average, atol=0.05)
+    np.testing.assert_allclose(found, average, atol=0.1)  # how far the probit approximation is from the average
     plain = softmax(f_new.reshape(-1, 3))
     assert np.abs(found - average).max() < 0.5 * np.abs(plain - average).max()
 

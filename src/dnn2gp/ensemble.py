@@ -66,6 +66,7 @@ class Ensemble:
         self.targets = targets.double() if targets.is_floating_point() else targets
         fixed = [*network.named_buffers(), *((k, v) for k, v in network.named_parameters() if not v.requires_grad)]
         self._fixed = {name: _wide(tensor.detach()) for name, tensor in fixed}
+        self._num_outputs: int | None = None
         if len(inputs) not in (1, len(prior_precision)) or inputs.shape[:2] != targets.shape[:2]:
             raise InputError(
                 f"expected data of each of {len(prior_precision)} members, B × N × …, or of all, 1 × N × …; got inputs "
@@ -152,6 +153,26 @@ class Ensemble:
         definite, by rounding or NaN, has NaN.
         """
         curvature = self.curvature(weights) if curvature is None else curvature
+        value, gain = self._evidence_and_gain(weights, curvature, variance)
+        if at_weights or not isinstance(self.likelihood, GaussianLikelihood):
+            return value
+        return value + gain
+
+    def cautious_evidence(
+        self, weights: Float[Tensor, "B P"], curvature: Curvature, variance: Float[Tensor, " B"] | None = None
+    ) -> Float[Tensor, " B"]:
+        """Laplace's at the weights, less ½ gᵀΣ̃g: to compare trainings that may not have ended.
+
+        At a minimum it is the evidence. Elsewhere it is charged by what a Gauss-Newton step would still gain, so that
+        weights that are no minimum do not win by being none.
+        """
+        value, gain = self._evidence_and_gain(weights, curvature, variance)
+        return value - gain
+
+    def _evidence_and_gain(
+        self, weights: Float[Tensor, "B P"], curvature: Curvature, variance: Float[Tensor, " B"] | None
+    ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+        """Laplace's evidence at the weights, and ½ gᵀΣ̃g; NaN where Σ̃⁻¹ is not positive definite."""
         unit = torch.ones(len(weights), dtype=weights.dtype) if variance is None else variance
         matrix, gradient = curvature.matrix / unit[:, None, None], curvature.gradient / unit[:, None]
         delta = (self.prior_precision / unit[:, None]).expand_as(weights)
@@ -164,10 +185,8 @@ class Ensemble:
         fit = torch.where(failed == 0, fit, torch.nan)
         log_det = 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1) - delta.log().sum(1)
         value = fit - 0.5 * (delta * weights.square()).sum(1) - 0.5 * log_det
-        if at_weights or not isinstance(self.likelihood, GaussianLikelihood):
-            return value
         white = torch.linalg.solve_triangular(factor, gradient[..., None], upper=False)
-        return value + 0.5 * white.square().sum((1, 2))
+        return value, 0.5 * white.square().sum((1, 2))
 
     def variances(
         self, weights: Float[Tensor, "B P"], curvature: Curvature, inputs: Float[Tensor, "C N *in"]
@@ -196,9 +215,10 @@ class Ensemble:
     def _blocks(self, weights: Float[Tensor, "B P"]) -> Iterator[tuple[slice, slice]]:
         """Members and examples whose Jacobians are made together."""
         examples = self.inputs.shape[1]
-        with evaluation_mode(self.network), torch.no_grad():
-            num_outputs = self._network(weights[0], self.inputs[0, :1]).shape[1]
-        each = 8 * num_outputs * weights.shape[1]
+        if self._num_outputs is None:
+            with evaluation_mode(self.network), torch.no_grad():
+                self._num_outputs = self._network(weights[0], self.inputs[0, :1]).shape[1]
+        each = 8 * self._num_outputs * weights.shape[1]
         rows = max(1, _JACOBIAN_BYTES // each)
         for members in chunks(len(weights), max(1, rows // examples)):
             for part in chunks(examples, min(rows, examples)):

@@ -25,6 +25,8 @@ from dnn2gp.progress import track
 _FIRST_DAMPING = 1.0
 # Up to this many weights a dense matrix of them is factorised in every step.
 _DENSE = 1500
+# A step that would lower the loss by less, in nats, is not worth taking.
+_NOTHING = 1e-9
 # A damping above this moves no weight of a float64 network any more: the training rests where it is.
 _LAST_DAMPING = 1e14
 
@@ -43,10 +45,20 @@ class Minima:
 
 
 def minimise(
-    ensemble: Ensemble, weights: Float[Tensor, "B P"], *, tolerance: float = 1e-6, max_iterations: int = 500
+    ensemble: Ensemble,
+    weights: Float[Tensor, "B P"],
+    *,
+    tolerance: float = 1e-6,
+    gain: Float[Tensor, " B"] | None = None,
+    damping: float = _FIRST_DAMPING,
+    max_iterations: int = 500,
 ) -> Minima:
-    """Train every member from its `weights` until its relative gradient is below `tolerance`."""
-    state = _State.start(ensemble, weights.double())
+    """Train every member from its `weights` until its relative gradient is below `tolerance`.
+
+    gain     or until a Gauss-Newton step without damping would lower the loss of the member by less than this
+    damping  the first μ: small where the weights are near a minimum already
+    """
+    state = _State.start(ensemble, weights.double(), gain, damping)
     for iteration in track(range(max_iterations), "training to a minimum", total=max_iterations):
         active = state.active(tolerance)
         if not len(active):
@@ -99,7 +111,8 @@ def train_to_minimum(network: nn.Module, data: Data, likelihood: Likelihood, pri
         start = layout.flatten(dict(network.named_parameters())).detach().double()[None]
         ensemble = Ensemble(network, inputs[None], data.targets[None], likelihood, prior_precision[None])
         if ensemble.batches():
-            write_weights(network, minimise(ensemble, start).weights[0])
+            gain = torch.full((1,), _NOTHING, dtype=torch.float64)
+            write_weights(network, minimise(ensemble, start, gain=gain).weights[0])
             return
     _lbfgs(network, data, likelihood, prior_precision)
 
@@ -131,7 +144,14 @@ class _State:
     """Weights, curvature and damping of all members; a step changes those of the active ones."""
 
     def __init__(
-        self, ensemble: Ensemble, weights: Tensor, loss: Tensor, curvature: Curvature, damping: Tensor, growth: Tensor
+        self,
+        ensemble: Ensemble,
+        weights: Tensor,
+        loss: Tensor,
+        curvature: Curvature,
+        gain: Tensor | None,
+        damping: Tensor,
+        growth: Tensor,
     ) -> None:
         self.ensemble, self.weights, self.loss = ensemble, weights, loss
         self.matrix, self.gradient, self.relative = (
@@ -140,20 +160,23 @@ class _State:
             curvature.relative_gradient.clone(),
         )
         self.damping, self.growth = damping, growth
+        self.gain = torch.zeros_like(damping) if gain is None else gain
+        self.near = torch.zeros_like(damping, dtype=torch.bool)
+        """Members that have next to nothing to gain."""
 
     @staticmethod
-    def start(ensemble: Ensemble, weights: Tensor) -> _State:
+    def start(ensemble: Ensemble, weights: Tensor, gain: Tensor | None, damping: float) -> _State:
         loss = ensemble.loss(weights)
         if not loss.isfinite().all():
             member = int((~loss.isfinite()).nonzero()[0])
             raise DivergedError(f"The loss of member {member} is {loss[member].item()} at its first weights.")
         curvature = ensemble.curvature(weights)
         ones = torch.ones(len(weights), dtype=torch.float64)
-        return _State(ensemble, weights.clone(), loss, curvature, _FIRST_DAMPING * ones, 2 * ones)
+        return _State(ensemble, weights.clone(), loss, curvature, gain, damping * ones, 2 * ones)
 
     def active(self, tolerance: float) -> Tensor:
         """The members that are not yet at a minimum, nor stuck."""
-        return ((self.relative > tolerance) & (self.damping < _LAST_DAMPING)).nonzero()[:, 0]
+        return ((self.relative > tolerance) & (self.damping < _LAST_DAMPING) & ~self.near).nonzero()[:, 0]
 
     def step(self, active: Tensor) -> None:
         """One damped Gauss-Newton step of each active member; a step that does not lower the loss is taken back."""
@@ -163,6 +186,9 @@ class _State:
         precision.diagonal(dim1=1, dim2=2).add_(members.prior_precision + damping[:, None])
         factor, failed = torch.linalg.cholesky_ex(precision)
         move = torch.cholesky_solve(gradient[..., None], factor)[..., 0]
+        # ½ gᵀ(H + δ)⁻¹g ≤ (1 + μ/δ) ½ gᵀ(H + δ + μ)⁻¹g, with H = JᵀΛJ
+        undamped = 1 + damping / members.prior_precision.amin(1)
+        self.near[active] = (failed == 0) & (0.5 * undamped * (gradient * move).sum(1) < self.gain[active])
         trial = weights - move
         loss = members.loss(trial)
         predicted = 0.5 * (move * (damping[:, None] * move + gradient)).sum(1)

@@ -6,10 +6,12 @@ import copy
 
 import pytest
 import torch
+from sklearn.datasets import make_friedman1
 from torch import nn
 
 from dnn2gp import CategoricalLikelihood, GaussianLikelihood, convert, tune
 from dnn2gp.errors import EvidenceWarning, InputError
+from dnn2gp.minimise import train_to_minimum
 
 from reference import brute_force
 
@@ -31,20 +33,26 @@ def test_it_ends_where_mackays_equations_hold_at_a_minimum():
     x, y = data()
     mine = network()
     before = copy.deepcopy(mine.state_dict())
-    found = tune.gradient(mine, (x, y), GaussianLikelihood(), tolerance=1e-4, max_rounds=100)
+    minima = []
+
+    def train(module, *given):
+        train_to_minimum(module, *given)
+        minima.append(brute_force.flat_weights(module))
+
+    found = tune.gradient(mine, (x, y), GaussianLikelihood(), train=train, tolerance=1e-4, max_rounds=100)
     assert found.converged
+    assert len(minima) == len(found.trials)
     assert all(torch.equal(value, before[name]) for name, value in mine.state_dict().items())
     last = found.trials[-1]
     assert last.values["relative_gradient"] < 1e-4
     delta, sigma = last.settings["prior_precision"], last.settings["sigma"]
-    tuned = found.network if found.best == last.settings else None
-    if tuned is not None:
-        J = brute_force.jacobian(tuned, x).flatten(0, 1)
-        values = torch.linalg.eigvalsh(J.T @ J / sigma**2)
-        gamma = (values / (values + delta)).sum()
-        weights, misfit = brute_force.flat_weights(tuned), (y - brute_force.outputs(tuned, x)).square().sum()
-        assert delta == pytest.approx((gamma / weights.square().sum()).item(), rel=1e-3)
-        assert sigma**2 == pytest.approx((misfit / (len(x) - gamma)).item(), rel=1e-3)
+    tuned = brute_force.with_weights(mine, minima[-1])
+    J = brute_force.jacobian(tuned, x).flatten(0, 1)
+    values = torch.linalg.eigvalsh(J.T @ J / sigma**2)
+    gamma = (values / (values + delta)).sum()
+    weights, misfit = minima[-1], (y - brute_force.outputs(tuned, x)).square().sum()
+    assert delta == pytest.approx((gamma / weights.square().sum()).item(), rel=1e-3)
+    assert sigma**2 == pytest.approx((misfit / (len(x) - gamma)).item(), rel=1e-3)
     assert 0.05 < sigma < 0.2
 
 
@@ -56,6 +64,22 @@ def test_the_gp_and_the_network_are_those_of_the_best_round():
     assert again.evidence().value == pytest.approx(found.evidence, rel=1e-9)
     torch.testing.assert_close(found.gp.predict(x).mean, again.predict(x).mean)
     assert found.evidence > found.trials[0].evidence
+
+
+def test_more_weights_than_data_do_not_run_away_to_no_noise():
+    """At fixed features the evidence asks for less and less noise while it falls: steps become shorter instead."""
+    x, y = make_friedman1(40, n_features=5, noise=1.0, random_state=0)
+    x, y = torch.tensor((x - x.mean(0)) / x.std(0)), torch.tensor((y - y.mean()) / y.std())[:, None]
+    torch.manual_seed(0)
+    wide = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    found = tune.gradient(wide, (x, y), GaussianLikelihood(), max_rounds=20, tolerance=0.05)
+    assert found.converged
+    assert found.best["sigma"] > 0.15
+    best = found.trials.index(max(found.trials, key=lambda trial: trial.evidence))
+    lost = [place for place, trial in enumerate(found.trials) if trial.evidence < found.evidence - 1]
+    assert any(place > best for place in lost)  # or this tests nothing
+    after = found.trials[min(place for place in lost if place > best) + 1]
+    assert after.settings["sigma"] > found.trials[min(place for place in lost if place > best)].settings["sigma"]
 
 
 def test_a_sigma_that_is_given_stays():

@@ -101,6 +101,15 @@ class Choice:
         trial = Trial(self.settings, values, len(self.trials))
         return replace(self._moved(best), trials=(*self.trials, trial))
 
+    def toward(self, other: Choice, share: float) -> Choice:
+        """This share of the way to another one, along log δ and log σ."""
+        likelihood = self.likelihood
+        if isinstance(likelihood, GaussianLikelihood) and isinstance(other.likelihood, GaussianLikelihood):
+            likelihood = GaussianLikelihood(likelihood.sigma * (other.likelihood.sigma / likelihood.sigma) ** share)
+        return replace(
+            self, precision=self.precision * (other.precision / self.precision) ** share, likelihood=likelihood
+        )
+
     def distance(self, other: Choice) -> float:
         """The largest change of log δ or log σ."""
         gaps = [(self.precision.log() - other.precision.log()).abs().max()]

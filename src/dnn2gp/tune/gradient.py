@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from torch import Tensor, nn
@@ -11,15 +12,18 @@ from torch import Tensor, nn
 from dnn2gp.data import Data, read_data
 from dnn2gp.ensemble import write_weights
 from dnn2gp.errors import EvidenceWarning, InputError, warn_user
+from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.minimise import train_to_minimum
 from dnn2gp.priors import PriorPrecision
 from dnn2gp.progress import show_progress, track
 from dnn2gp.tune.choice import Choice
-from dnn2gp.tuning_result import TuningResult
+from dnn2gp.tuning_result import Trial, TuningResult
 
 # A gradient whose step moves no output by more than this many posterior standard deviations is that of a minimum.
 _NOTICEABLE = 0.5
+# A round that ends with this much less evidence than the best one, in nats, went too far.
+_LOST = 1.0
 Train: TypeAlias = "Callable[[nn.Module, Data, Likelihood, Tensor], object]"
 
 
@@ -45,9 +49,10 @@ def gradient(
     per_layer        one δ for each layer; per_output: one σ for each output
     tolerance        of log δ and log σ between two rounds
 
-    The trials are the rounds. Features move with the weights, so that the last one need not have the largest evidence:
-    `result.best` is the one that has it, among those at a minimum; `result.gp` its GP and `result.network` its network.
-    The network that came in is not changed.
+    The trials are the rounds. Features move with the weights, so that a round may end with less evidence than the one
+    before: if it is more than a nat less, the best round is gone on from, with steps half as long from then on.
+    `result.best` is the round of the largest evidence among those at a minimum, `result.gp` its GP and
+    `result.network` its network. The network that came in is not changed.
     """
     if not isinstance(network, nn.Module):
         raise InputError(f"network: expected the torch.nn.Module to tune; got {type(network).__name__}.")
@@ -55,20 +60,44 @@ def gradient(
         raise InputError(f"expected max_rounds ≥ 1 and tolerance > 0; got {max_rounds} and {tolerance}.")
     own, training, fit = deepcopy(network), read_data(data), train or train_to_minimum
     choice = Choice.first(own, training, likelihood, prior_precision, per_layer, per_output)
-    gap, found = float("inf"), []
+    gap, share, best = float("inf"), 1.0, None
     with show_progress(progress):
         for _ in track(range(max_rounds), "tuning by gradient", total=max_rounds):
             fit(own, training, choice.likelihood, choice.of_weights)
             gp = choice.converted(own, training)
             moved = choice.improved(gp)
-            found.append((gp, moved.trials[-1]))
-            gap, choice = moved.distance(choice), moved
+            here, trials = _Round(choice, moved, gp), moved.trials
+            best = here if best is None or here.rank > best.rank else best
+            if here.trial.evidence < best.trial.evidence - _LOST:
+                write_weights(own, best.gp.network.weights)
+                here, share = best, share / 2
+            choice = replace(here.choice.toward(here.moved, share), trials=trials)
+            gap = choice.distance(here.choice)
             if gap < tolerance:
                 break
     notes = () if gap < tolerance else (f"δ or σ still moved by {gap:.1%} in the last of {max_rounds} rounds.",)
     for note in notes:
         warn_user(f"{note} Allow more (max_rounds=), or a larger tolerance.", EvidenceWarning)
-    minima = [pair for pair in found if pair[1].values["step_bound"] <= _NOTICEABLE]
-    gp, best = max(minima or found, key=lambda pair: pair[1].evidence)
-    write_weights(own, gp.network.weights)
-    return TuningResult("gradient", choice.trials, best.settings, best.evidence, not notes, notes, gp=gp, network=own)
+    assert best is not None
+    write_weights(own, best.gp.network.weights)
+    chosen, evidence = best.trial.settings, best.trial.evidence
+    return TuningResult("gradient", choice.trials, chosen, evidence, not notes, notes, gp=best.gp, network=own)
+
+
+@dataclass(frozen=True, eq=False)
+class _Round:
+    """A choice, that of the largest evidence at the features it led to, and its GP."""
+
+    choice: Choice
+    moved: Choice
+    gp: GaussianProcess
+
+    @property
+    def trial(self) -> Trial:
+        """What is noted of it."""
+        return self.moved.trials[-1]
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Minima before others, then by the evidence."""
+        return self.trial.values["step_bound"] <= _NOTICEABLE, self.trial.evidence

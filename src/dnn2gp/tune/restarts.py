@@ -1,35 +1,47 @@
-"""A small network from several starts at once: training, and choosing δ and σ by the evidence, in turns.
+"""A small network from several starts at once: δ and σ along the minima of its loss, to the largest evidence.
 
-What the estimators and the command line do with a table. A round of all members together is some Gauss-Newton steps;
-then, for each member, the δ and σ of the largest Laplace evidence, from the eigenvalues of JᵀΛJ at its weights. Starts
-differ in first weights and in their first δ: one that begins with a weak prior may end in a network that overfits,
-where a stronger one would have led to a larger evidence.
+What the estimators and the command line do with a table. In a regression the weights depend on λ = δσ² alone, and at a
+minimum w of ½‖y − f‖² + ½ λ wᵀw, with M targets, the best σ has a closed form:
+
+    σ² = (‖y − f‖² + λ wᵀw) / M,        log p(D) = −(M/2) (log 2πσ² + 1) − ½ log |I + JᵀJ/λ|
+
+So δ and σ are one line, log λ (log δ for classes), and each start searches it for itself: a step, training from the
+best weights so far, and the evidence at the minimum it leads to. Only steps that raise the evidence are taken; where
+none to either side does, they become shorter. (Moving δ and σ to their best values at fixed features would be quicker
+where it works. With more weights than data the features follow the noise, and that runs away to σ = 0 while the
+evidence falls.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import log
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from dnn2gp.ensemble import Curvature, Ensemble, initial_weights, write_weights
+from dnn2gp.ensemble import Ensemble, initial_weights, write_weights
 from dnn2gp.errors import DivergedError, InputError
 from dnn2gp.evidence_function import RANGE
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.minimise import minimise
-from dnn2gp.progress import track
+from dnn2gp.progress import bar
 from dnn2gp.randomness import global_states_kept
-from dnn2gp.spectrum import Spectrum, UncorrectedNoise
 
-# Powers of ten between which the first δ of the members lie, and the first σ as a share of the targets' spread.
-_FIRST_DELTAS, _FIRST_NOISE = (0.0, 2.0), 0.5
-# Steps of a round, and the gradient below which a round ends before: the choice of δ needs no exact minimum.
-_STEPS, _ROUGH, _EXACT = 30, 1e-3, 1e-5
-# Rounds end once no member's log δ or log σ moves by more than this.
-_SETTLED = 0.05
+# Between these first λ the members begin, and with steps of this length in log λ; below the last they end.
+_FIRST, _LONG, _SHORTER, _SHORT = (10.0, 0.03), log(6.0), 0.35, 0.25
+# On the way a training ends when a step would gain less than this, in nats; and after as many steps, there and at last.
+_GAIN, _STEPS, _LAST_GAIN, _LAST_STEPS = 0.05, 60, 1e-4, 200
+# The damping of trainings that begin near a minimum.
+_WARM = 1e-2
+# Members whose evidence is this far below the best, in nats, are not trained to the end.
+_BEHIND = 20.0
+# Weights below this share of the first ones are those of no network: training begins anew with the first.
+_VANISHED = 1e-3
+# σ is looked for within these shares of the targets' spread.
+_SIGMAS = (1e-4, 1e4)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,111 +84,173 @@ def fit_restarts(
     weights = initial_weights(build, [seed * 1000 + position for position in range(restarts)])
     with global_states_kept():  # a fresh module draws its first weights
         network, fitted = build(), build()
-    search = _Search(network, inputs, targets, likelihood, prior_precision, weights)
-    rounds, settled = 0, search.fixed
-    for _ in track(range(max_rounds), "training and tuning in turns", total=max_rounds):
-        rounds += 1
-        moved = search.round(max_steps=_STEPS if not search.fixed else 500)
-        settled = moved < _SETTLED
-        if settled:
-            break
-    return search.finished(fitted, rounds, settled)
+    problem = _Problem.of(network, inputs, targets, likelihood, prior_precision)
+    search, rounds = _Search(problem, weights), 0
+    with bar("training and tuning in turns", max_rounds) as advance:
+        while rounds < max_rounds and len(search.active):
+            search.round()
+            rounds += 1
+            advance(f"best log evidence so far {search.evidence.max().item():.2f}")
+    return search.finished(fitted, rounds)
 
 
-class _Search:
-    """All members: their weights, δ and σ now, and the best that each has seen."""
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """The data, and what of δ and σ is open."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        inputs: Tensor,
-        targets: Tensor,
-        likelihood: Likelihood,
-        prior_precision: float | None,
-        weights: Float[Tensor, "B P"],
-    ) -> None:
-        self.noise = likelihood.is_open
-        self.unit = likelihood if not self.noise else GaussianLikelihood(1.0)
-        self.network, self.inputs, self.targets = network, inputs[None], targets[None]
-        self.weights, self.given = weights, prior_precision
-        first = torch.logspace(*_FIRST_DELTAS, len(weights), dtype=torch.float64).flip(0)
-        self.delta = first if prior_precision is None else torch.full_like(first, prior_precision)
-        spread = targets.double().std(0, correction=0).mean().item() if self.noise else 1.0
-        self.spread = spread if spread > 0 else 1.0
-        self.sigma = torch.full_like(first, _FIRST_NOISE * self.spread if self.noise else 1.0)
-        self.best_evidence = torch.full((len(weights),), -torch.inf, dtype=torch.float64)
-        self.best = (weights.clone(), self.delta.clone(), self.sigma.clone())
+    network: nn.Module
+    inputs: Float[Tensor, "1 N *in"]
+    targets: Shaped[Tensor, "1 N *out"]
+    likelihood: Likelihood
+    """With σ = 1 where it is open."""
+    given: float | None
+    """δ, where it is."""
+    spread: float | None
+    """That of the targets, where σ is open."""
+
+    @staticmethod
+    def of(
+        network: nn.Module, inputs: Tensor, targets: Tensor, likelihood: Likelihood, given: float | None
+    ) -> _Problem:
+        if not likelihood.is_open:
+            return _Problem(network, inputs[None], targets[None], likelihood, given, None)
+        spread = targets.double().std(0, correction=0).mean().item()
+        return _Problem(
+            network, inputs[None], targets[None], GaussianLikelihood(1.0), given, spread if spread > 0 else 1.0
+        )
 
     @property
     def fixed(self) -> bool:
         """Whether nothing is left to tune."""
-        return self.given is not None and not self.noise
-
-    def round(self, max_steps: int) -> float:
-        """Train a little, note the evidence, choose δ and σ anew; returns the largest change of their logarithms."""
-        ensemble = self._ensemble(self.delta * self.sigma**2)
-        found = minimise(ensemble, self.weights, tolerance=_ROUGH, max_iterations=max_steps)
-        self.weights = found.weights
-        curvature = ensemble.curvature(found.weights)
-        self._note(ensemble, curvature)
-        if self.fixed:
-            return 0.0
-        values = torch.linalg.eigvalsh(curvature.matrix).clamp(min=0)
-        losses = ensemble.data_loss(found.weights)
-        before = torch.stack([self.delta.log(), self.sigma.log()])
-        for member in range(len(self.weights)):
-            self._choose(member, values[member], losses[member].item())
-        return (torch.stack([self.delta.log(), self.sigma.log()]) - before).abs().max().item()
-
-    def _choose(self, member: int, eigenvalues: Float[Tensor, " P"], loss: float) -> None:
-        """δ and σ of the largest Laplace evidence at the member's weights."""
-        penalty = self.weights[member].square().sum().item()
-        noise = UncorrectedNoise(0.0, 2 * loss, self._sites) if self.noise else None
-        spectrum = Spectrum(eigenvalues, -loss, penalty, noise)
-        now = (self.delta[member].item(), self.sigma[member].item())
-        best = spectrum.maximise(precision=self.given is None, noise=self.noise, bounds=RANGE, begin=now)
-        self.delta[member] = best.precision_scale.clamp(*RANGE)
-        if self.noise:
-            self.sigma[member] = best.noise_scale.clamp(1e-4 * self.spread, 1e4 * self.spread)
-
-    def _note(self, ensemble: Ensemble, curvature: Curvature) -> None:
-        """Keep the weights, δ and σ of members that are better than they were."""
-        evidence = self._evidence(ensemble, curvature, at_weights=True)  # no reward for a gradient that is left
-        better = evidence > self.best_evidence
-        self.best_evidence = torch.where(better, evidence, self.best_evidence)
-        for kept, now in zip(self.best, (self.weights, self.delta, self.sigma), strict=True):
-            kept[better] = now[better]
-
-    def _evidence(self, ensemble: Ensemble, curvature: Curvature, *, at_weights: bool = False) -> Float[Tensor, " B"]:
-        variance = self.sigma.square() if self.noise else None
-        return ensemble.evidence(self.weights, curvature, variance, at_weights=at_weights)
+        return self.given is not None and self.spread is None
 
     @property
-    def _sites(self) -> int:
-        return self.targets[0].numel()
+    def bounds(self) -> tuple[float, float]:
+        """Of log λ."""
+        if self.spread is None:
+            return log(RANGE[0]), log(RANGE[1])
+        if self.given is None:
+            return log(RANGE[0] * self.spread**2), log(RANGE[1] * self.spread**2)
+        low, high = (log(self.given * (share * self.spread) ** 2) for share in _SIGMAS)
+        return low, high
 
-    def _ensemble(self, prior_precision: Float[Tensor, " B"]) -> Ensemble:
-        return Ensemble(self.network, self.inputs, self.targets, self.unit, prior_precision)
+    def first(self, count: int) -> Float[Tensor, " B"]:
+        """log λ that members begin with, from strong priors to weak ones; the middle one for a single member."""
+        if self.fixed:
+            return torch.full((count,), log(self.given or 1.0), dtype=torch.float64)
+        if self.given is not None:
+            return torch.full((count,), log(self.given * self.first_variance), dtype=torch.float64)
+        ends = [log(end * (self.spread or 1.0) ** 2) for end in _FIRST]
+        line = torch.linspace(*ends, count, dtype=torch.float64)
+        return (line if count > 1 else line + (ends[1] - ends[0]) / 2).clamp(*self.bounds)
 
-    def finished(self, network: nn.Module, rounds: int, settled: bool) -> Fitted:
-        """The best member, at its minimum."""
-        if not self.best_evidence.isfinite().any():
+    @property
+    def first_variance(self) -> float:
+        """σ² of a network that explains three quarters of the targets; 1 where σ is not open."""
+        return 1.0 if self.spread is None else 0.25 * self.spread**2
+
+    def ensemble(self, product: Float[Tensor, " B"]) -> Ensemble:
+        """The losses with these λ."""
+        return Ensemble(self.network, self.inputs, self.targets, self.likelihood, product)
+
+    def evidence(
+        self, ensemble: Ensemble, weights: Float[Tensor, "B P"]
+    ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+        """The log evidence, −∞ where there is none, and σ² (1 where it is not open)."""
+        variance = self._variance(ensemble, weights)
+        curvature = ensemble.curvature(weights)
+        found = ensemble.cautious_evidence(weights, curvature, None if self.spread is None else variance)
+        return found.nan_to_num(nan=-torch.inf), variance
+
+    def _variance(self, ensemble: Ensemble, weights: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
+        """That of the largest evidence with these weights and λ, or that of a given δ."""
+        product = ensemble.prior_precision[:, 0]
+        if self.spread is None:
+            return torch.ones_like(product)
+        if self.given is not None:
+            return product / self.given
+        with torch.no_grad():
+            total = 2 * ensemble.loss(weights)
+        low, high = ((share * self.spread) ** 2 for share in _SIGMAS)
+        return (total / self.targets.numel()).clamp(low, high)
+
+
+class _Search:
+    """For each member the best that it has seen, and the step that it tries next."""
+
+    def __init__(self, problem: _Problem, weights: Float[Tensor, "B P"]) -> None:
+        self.problem, self.first = problem, weights
+        self.place = problem.first(len(weights))
+        self.weights = weights.clone()
+        self.evidence = torch.full((len(weights),), -torch.inf, dtype=torch.float64)
+        self.variance = torch.full_like(self.evidence, problem.first_variance)
+        middle = self.place.mean()
+        self.direction = torch.where(self.place > middle, -1.0, 1.0).double()
+        self.length = torch.zeros(len(weights), dtype=torch.float64)  # the first round is where the member begins
+        self.worse_sides = torch.zeros(len(weights), dtype=torch.long)
+        self._begun = False
+
+    @property
+    def active(self) -> Int[Tensor, " b"]:
+        """Members whose steps are not short yet."""
+        if not self._begun:
+            return torch.arange(len(self.weights))
+        return (self.length >= _SHORT).nonzero()[:, 0]
+
+    def round(self) -> None:
+        """One step of each active member: train with the new λ from the best weights; keep what is better."""
+        own = self.active
+        place = (self.place + self.direction * self.length)[own].clamp(*self.problem.bounds)
+        ensemble = self.problem.ensemble(place.exp())
+        steps = _LAST_STEPS if self.problem.fixed else _STEPS
+        gain, damping = _GAIN * self.variance[own], _WARM if self._begun else 1.0
+        found = minimise(ensemble, self._start(own), gain=gain, damping=damping, max_iterations=steps)
+        evidence, variance = self.problem.evidence(ensemble, found.weights)
+        better = evidence > self.evidence[own]
+        moved = own[better]
+        self.place[moved], self.weights[moved] = place[better], found.weights[better]
+        self.evidence[moved], self.variance[moved] = evidence[better], variance[better]
+        if self._begun:
+            self._turn(moved, own[~better])
+        else:
+            self._begun = True
+            self.length.fill_(0.0 if self.problem.fixed else _LONG)
+
+    def _turn(self, moved: Int[Tensor, " a"], stayed: Int[Tensor, " c"]) -> None:
+        """Those that moved go on, and what they come from is worse; the others turn round, or take shorter steps."""
+        self.worse_sides[moved] = 1
+        self.worse_sides[stayed] += 1
+        self.direction[stayed] *= -1
+        both = stayed[self.worse_sides[stayed] > 1]
+        self.length[both] *= _SHORTER
+        self.worse_sides[both] = 0
+
+    def _start(self, own: Int[Tensor, " b"]) -> Float[Tensor, "b P"]:
+        """The best weights; the first ones where a strong prior left nothing of them."""
+        vanished: Bool[Tensor, "b 1"] = (
+            self.weights[own].norm(dim=1) < _VANISHED * self.first[own].norm(dim=1)
+        ).unsqueeze(1)
+        return torch.where(vanished, self.first[own], self.weights[own])
+
+    def finished(self, network: nn.Module, rounds: int) -> Fitted:
+        """The best member, at its minimum: those near the best are trained to the end, to tell which it is."""
+        if not self.evidence.isfinite().any():
             raise DivergedError("No start led to a finite evidence: look at the scale of inputs and targets.")
-        member = int(self.best_evidence.nan_to_num(nan=-torch.inf).argmax())
-        weights, delta, sigma = (each[member : member + 1] for each in self.best)
-        ensemble = self._ensemble(delta * sigma**2)
-        found = minimise(ensemble, weights, tolerance=_EXACT, max_iterations=300)
-        write_weights(network, found.weights[0])
-        self.weights, self.delta, self.sigma = found.weights, delta, sigma
-        evidence = self._evidence(ensemble, ensemble.curvature(found.weights)).item()
-        likelihood = GaussianLikelihood(sigma.item()) if self.noise else self.unit
+        near = (self.evidence > self.evidence.max() - _BEHIND).nonzero()[:, 0]
+        ensemble = self.problem.ensemble(self.place[near].exp())
+        gain = _LAST_GAIN * self.variance[near]
+        found = minimise(ensemble, self.weights[near], gain=gain, damping=_WARM, max_iterations=_LAST_STEPS)
+        evidence, variance = self.problem.evidence(ensemble, found.weights)
+        best = int(evidence.argmax())
+        write_weights(network, found.weights[best])
+        known = self.problem.likelihood
         return Fitted(
             network,
-            likelihood,
-            delta.item(),
-            evidence,
-            found.relative_gradient.item(),
+            known if self.problem.spread is None else GaussianLikelihood(variance[best].sqrt().item()),
+            (ensemble.prior_precision[best, 0] / variance[best]).item(),
+            ensemble.evidence(found.weights, None, None if self.problem.spread is None else variance)[best].item(),
+            found.relative_gradient[best].item(),
             rounds,
-            settled,
-            tuple(self.best_evidence.tolist()),
+            bool(self.length[near[best]] < _SHORT),
+            tuple(self.evidence.tolist()),
         )
