@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from dnn2gp.checkpoints import load_checkpoint
 from dnn2gp.cli import app
 from dnn2gp.datasets import load_images
-from dnn2gp.errors import DivergedError, FileFormatError, InputError
+from dnn2gp.errors import DivergedError, InputError
 from dnn2gp.nets import lenet5
 from dnn2gp.training import TrainConfig, run
 from dnn2gp.training.job import Training
@@ -171,47 +171,6 @@ def test_settings_that_mean_nothing(digits: Path, tmp_path: Path) -> None:
         assert word.startswith("data") or not (tmp_path / "out").exists()  # nothing is left of it
     with pytest.raises(InputError, match="beside: expected methods other than vogn"):
         run(replace(TrainConfig.preset("smoke"), out=tmp_path / "out"), beside=("vogn",))
-
-
-def test_images(digits: Path) -> None:
-    images = load_images("mnist")
-    assert images.train_images.shape == (1200, 1, 28, 28)
-    assert images.train_images.max() == 1
-    assert images.test_labels.dtype == torch.int64
-    (digits / "mnist.npz").write_bytes((digits / "mnist.npz").read_bytes()[:1000])
-    with pytest.raises(FileFormatError, match="not a whole set of images"):
-        load_images("mnist")
-    np.savez(digits / "mnist.npz", **{key: np.zeros((2, 3)) for key in ("x_train", "y_train", "x_test", "y_test")})
-    with pytest.raises(FileFormatError, match="expected x_train as uint8"):
-        load_images("mnist")
-
-
-def test_images_that_cannot_be_had(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (digits / "mnist.npz").unlink()
-
-    def offline(*_: object, **__: object) -> None:
-        raise OSError("no route to host")
-
-    monkeypatch.setattr("dnn2gp.datasets.images.fetch_openml", offline)
-    with pytest.raises(InputError, match=r"no route to host\). Put mnist\.npz"):
-        load_images("mnist")
-    assert list(digits.iterdir()) == []
-
-
-def test_download(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What OpenML sends goes into one whole file; too few images do not."""
-    (digits / "mnist.npz").unlink()
-
-    def sent(count: int):
-        return lambda *_, **__: (np.zeros((count, 784)), np.array(["3"] * count))
-
-    monkeypatch.setattr("dnn2gp.datasets.images.fetch_openml", sent(100))
-    with pytest.raises(FileFormatError, match="sent 100 images"):
-        load_images("mnist")
-    assert list(digits.iterdir()) == []
-    monkeypatch.setattr("dnn2gp.datasets.images.fetch_openml", sent(70_000))
-    assert len(load_images("mnist").test_labels) == 10_000
-    assert [path.name for path in digits.iterdir()] == ["mnist.npz"]
 
 
 def test_lenet5_has_the_weights_of_the_paper() -> None:

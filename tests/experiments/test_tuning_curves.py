@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from dnn2gp.datasets import generate_draws, synthetic_draws, wine_splits
+from dnn2gp.datasets import generate_draws
 from dnn2gp.datasets.folder import find
 from dnn2gp.datasets.wine import random_splits
-from dnn2gp.errors import FileFormatError, InputError
 from dnn2gp.experiments import tune_synthetic, tune_wine
 
 # The mean log evidence that the paper's runs have at δ = 10^(−1 + k/5), k = 0, …, 15 (10 draws, Laplace).
@@ -69,49 +68,3 @@ def test_a_curve_that_was_stopped_goes_on(tmp_path, monkeypatch):
     for ours, theirs in zip(again.trials, whole.trials, strict=True):
         assert ours.settings == theirs.settings
         assert ours.values == pytest.approx(theirs.values, rel=1e-6)
-
-
-def test_fresh_draws_are_those_of_the_paper_in_kind():
-    draws = generate_draws(3, num_train=4000, num_test=10)
-    x = draws.train_inputs[0, :, 0]
-    assert torch.equal(draws.train_inputs[..., 1], torch.ones(3, 4000, dtype=torch.float64))
-    middle = x.abs() < 1
-    assert middle.double().mean().item() == pytest.approx(0.1, abs=0.02)
-    assert not ((x.abs() > 1) & (x.abs() < 1.5)).any()
-    gap = draws.train_targets[0, :, 0] - torch.sin(x)
-    assert gap[middle].std().item() == pytest.approx(1.0, rel=0.1)
-    assert gap[~middle].std().item() == pytest.approx(0.1, rel=0.1)
-    assert draws.take(2).count == 2
-
-
-def test_data_that_are_not_there_or_damaged(tmp_path, monkeypatch):
-    monkeypatch.setenv("DNN2GP_DATA", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert "drawn afresh" in synthetic_draws(2).source
-    (tmp_path / "synthetic_regression.npz").write_bytes(b"nothing")
-    with pytest.raises(FileFormatError, match="is not an npz file with the arrays"):
-        synthetic_draws()
-    np.savez(tmp_path / "wine_splits_standardised.npz", x_train=np.zeros((2, 5, 3)))
-    with pytest.raises(FileFormatError, match="y_train"):
-        wine_splits()
-    one = {"x_train": np.zeros((1, 5, 11)), "y_train": np.zeros((1, 5)), "x_test": np.zeros((1, 2, 11))}
-    np.savez(tmp_path / "wine_splits_standardised.npz", **one, y_test=np.zeros((1, 2)), y_scale=np.ones(1))
-    assert wine_splits(1).count == 1
-    with pytest.raises(InputError, match="has 1 splits; 3 were asked for"):
-        wine_splits(3)
-    (tmp_path / "wine_splits_standardised.npz").unlink()
-    (tmp_path / "winequality-red.csv").write_text("a;b\n1;2\n")
-    with pytest.raises(FileFormatError, match="1599 rows"):
-        wine_splits(1)
-
-
-def test_the_table_is_split_when_the_splits_are_not_there(tmp_path, monkeypatch):
-    monkeypatch.setenv("DNN2GP_DATA", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rows = np.random.default_rng(0).normal(size=(1599, 12))
-    np.savetxt(tmp_path / "winequality-red.csv", rows, delimiter=";", header="a", comments="")
-    draws = wine_splits(2)
-    assert draws.train_inputs.shape == (2, 1439, 11)
-    assert draws.test_targets.shape == (2, 160, 1)
-    torch.testing.assert_close(draws.train_inputs.std(1, correction=0), torch.ones(2, 11, dtype=torch.float64))
-    torch.testing.assert_close(draws.train_targets.mean(1), torch.zeros(2, 1, dtype=torch.float64))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import numpy as np
 import torch
 
 from dnn2gp.datasets.arrays import read_arrays
-from dnn2gp.datasets.folder import VARIABLE, cache_folder, find
+from dnn2gp.datasets.download import check, fetch
+from dnn2gp.datasets.folder import cache_folder, find
 from dnn2gp.datasets.synthetic import Draws
 from dnn2gp.errors import FileFormatError, InputError
 from dnn2gp.files import write_bytes
 
 SPLITS, TABLE = "wine_splits_standardised.npz", "winequality-red.csv"
 _URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/wine-quality/winequality-red.csv"
+_CHECKSUM = "4a402cf041b025d4566d954c3b9ba8635a3a8a01e039005d97d6a710278cf05e"
 _ROWS, _COLUMNS, _TEST = 1599, 12, 160
 
 
@@ -69,15 +68,8 @@ def random_splits(table: np.ndarray, count: int, seed: int = 0) -> Draws:
 
 def _download() -> Path:
     target = cache_folder() / TABLE
-    try:
-        with urlopen(_URL, timeout=30) as answer:
-            content = answer.read()
-        np.loadtxt(io.BytesIO(content), delimiter=";", skiprows=1)
-    except (URLError, OSError, ValueError) as error:
-        raise InputError(
-            f"Red Wine Quality: {TABLE} is not in {target.parent}, and the download from UCI failed ({error}). Put it "
-            f"there, or set {VARIABLE} to the folder that has it."
-        ) from error
+    content = fetch(_URL, "Red Wine Quality", TABLE)
+    check(content, _CHECKSUM, "Red Wine Quality", TABLE, _URL)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(target, content)
     return target

@@ -141,8 +141,9 @@ class _Problem:
         if self.given is not None:
             return torch.full((count,), log(self.given * self.first_variance), dtype=torch.float64)
         ends = [log(end * (self.spread or 1.0) ** 2) for end in _FIRST]
-        line = torch.linspace(*ends, count, dtype=torch.float64)
-        return (line if count > 1 else line + (ends[1] - ends[0]) / 2).clamp(*self.bounds)
+        strong, weak = ends
+        line = torch.linspace(strong, weak, count, dtype=torch.float64)
+        return (line if count > 1 else line + (weak - strong) / 2).clamp(*self.bounds)
 
     @property
     def first_variance(self) -> float:

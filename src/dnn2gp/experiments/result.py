@@ -1,0 +1,85 @@
+"""What an experiment found: arrays for its pictures, and what the paper says beside what was measured."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from dnn2gp.errors import FileFormatError
+from dnn2gp.files import write_text, write_whole
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One thing that the paper says, and what came of it here."""
+
+    what: str
+    paper: str
+    measured: str
+    holds: bool | None
+    """None where there is nothing to hold it against."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """All that a figure is drawn from. The arrays depend on configuration and seed alone; the time does not."""
+
+    figure: str
+    config: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    claims: tuple[Claim, ...]
+    seconds: float
+    versions: dict[str, str] = field(default_factory=lambda: _versions())
+
+    def save(self, folder: Path) -> None:
+        """FIGURE.npz and FIGURE.json, each whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / f"{self.figure}.npz", lambda place: np.savez(place, allow_pickle=False, **self.arrays))
+        known = {
+            "format": _FORMAT,
+            "figure": self.figure,
+            "config": self.config,
+            "claims": [asdict(claim) for claim in self.claims],
+            "seconds": self.seconds,
+            "versions": self.versions,
+        }
+        write_text(folder / f"{self.figure}.json", json.dumps(known, indent=1, ensure_ascii=False))
+
+    @staticmethod
+    def load(folder: Path, figure: str) -> Result:
+        """The inverse of `save`."""
+        try:
+            known = json.loads((folder / f"{figure}.json").read_text(encoding="utf-8"))
+            with np.load(folder / f"{figure}.npz", allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            claims = tuple(Claim(**each) for each in known["claims"])
+            return Result(figure, known["config"], arrays, claims, float(known["seconds"]), known["versions"])
+        except (ValueError, KeyError, TypeError, OSError, BadZipFile) as error:
+            raise FileFormatError(
+                f"{folder} holds no whole result of {figure} ({error}). Run the experiment again."
+            ) from error
+
+
+def plain(config: object) -> dict[str, Any]:
+    """A frozen configuration, as JSON takes it."""
+    assert is_dataclass(config)
+    assert not isinstance(config, type)
+    return json.loads(json.dumps(_known(asdict(config)), default=str))
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in ("dnn2gp", "torch", "numpy")}}

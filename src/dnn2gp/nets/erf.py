@@ -1,0 +1,48 @@
+"""A network of error functions, whose kernels are known for infinitely many units."""
+
+from __future__ import annotations
+
+from math import pi
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class ErfNetwork(nn.Module):
+    """f(x) = vᵀ erf(U x̃), x̃ = (1, x), with U ~ N(0, 1) and v ~ N(0, 1/H) for H units.
+
+    As H grows, its kernels at random weights, with these variances as the prior V, become (Williams, 1997)
+
+        κ_v(x, x') = (2/π) arcsin( 2 x̃ᵀx̃' / √((1 + 2 x̃ᵀx̃)(1 + 2 x̃'ᵀx̃')) )                          v alone
+        κ(x, x') = κ_v(x, x') + (4/π) x̃ᵀx̃' / √((1 + 2 x̃ᵀx̃)(1 + 2 x̃'ᵀx̃') − 4 (x̃ᵀx̃')²)                all weights
+    """
+
+    def __init__(self, num_inputs: int, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        drawn = torch.randn(width, num_inputs + 2, generator=generator, dtype=torch.float64)
+        self.hidden, self.output = nn.Linear(num_inputs, width).double(), nn.Linear(width, 1, bias=False).double()
+        with torch.no_grad():
+            self.hidden.weight.copy_(drawn[:, :num_inputs])
+            self.hidden.bias.copy_(drawn[:, num_inputs])
+            self.output.weight.copy_(drawn[None, :, num_inputs + 1] / width**0.5)
+
+    def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N 1"]:
+        """vᵀ erf(U x̃)."""
+        return self.output(torch.erf(self.hidden(x)))
+
+    @property
+    def prior_precision(self) -> dict[str, float]:
+        """V⁻¹ of each layer: 1, and H."""
+        return {"hidden": 1.0, "output": float(self.output.in_features)}
+
+
+def infinite_kernel(
+    x: Float[Tensor, "N I"], other: Float[Tensor, "M I"], *, last_layer: bool = False
+) -> Float[Tensor, "N M"]:
+    """κ of infinitely many units; with `last_layer`, κ_v: Williams' kernel."""
+    a, b = (torch.cat([torch.ones_like(part[:, :1]), part], 1) for part in (x, other))
+    product = a @ b.T
+    scale = (1 + 2 * a.square().sum(1))[:, None] * (1 + 2 * b.square().sum(1))
+    kernel = 2 / pi * torch.asin(2 * product / scale.sqrt())
+    return kernel if last_layer else kernel + 4 / pi * product / (scale - 4 * product.square()).sqrt()
