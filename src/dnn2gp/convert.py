@@ -22,7 +22,8 @@ from dnn2gp.priors import PriorPrecision, expand_precision
 from dnn2gp.progress import show_progress
 from dnn2gp.structures import Dense, Structure
 from dnn2gp.subset import Subset, subset_names
-from dnn2gp.tuned import EVIDENCE, Tuned, tune_model
+from dnn2gp.tuned import Tuned, tune_model
+from dnn2gp.tuning_result import EVIDENCE
 
 # Above this share of its two parts (data and prior), the gradient of the loss is not that of a minimum.
 _MINIMUM = 0.05

@@ -56,12 +56,10 @@ class EvidenceFunction(ABC):
         precision: bool = True,
         noise: bool = True,
         bounds: tuple[float, float] = RANGE,
-        begin: tuple[float, float] | None = None,
     ) -> Optimum:
         """The largest evidence over log c, if `precision`, and log s, if `noise`, by L-BFGS with exact gradients.
 
-        `bounds` are those of c and of s², relative to the model's own δ₀ and σ₀². `begin` is a (c, s) to climb from in
-        place of a look at the whole range.
+        `bounds` are those of c and of s², relative to the model's own δ₀ and σ₀².
         """
         from scipy.optimize import minimize  # takes a while to import
 
@@ -69,7 +67,7 @@ class EvidenceFunction(ABC):
         if not precision and not noise:
             raise InputError("maximise: expected something to tune: precision=True, or noise=True for a regression.")
         ones = torch.ones(max(1, self.num_noises), dtype=torch.float64)
-        first, second = self.start(precision, noise, bounds) if begin is None else map(torch.tensor, begin)
+        first, second = self.start(precision, noise, bounds)
         whole = torch.cat([first.double().expand(self.num_precisions), second.double() * ones]).log()
         free = torch.tensor([precision] * self.num_precisions + [noise] * len(ones))
         edges = torch.tensor(bounds, dtype=torch.float64).log()

@@ -19,6 +19,7 @@ from dnn2gp.data import Data
 from dnn2gp.ensemble import Curvature, Ensemble, layout_of, write_weights
 from dnn2gp.errors import DivergedError
 from dnn2gp.likelihoods import Likelihood
+from dnn2gp.memory import default_budget, require
 from dnn2gp.network import Network
 from dnn2gp.progress import track
 
@@ -58,6 +59,13 @@ def minimise(
     gain     or until a Gauss-Newton step without damping would lower the loss of the member by less than this
     damping  the first μ: small where the weights are near a minimum already
     """
+    size = ensemble.layout.num_weights
+    require(
+        4 * 8 * ensemble.size * size**2,
+        default_budget(),
+        f"Training {ensemble.size} networks of {size:,} weights by Gauss-Newton steps",
+        "Take a smaller network (width, depth) or fewer restarts.",
+    )
     state = _State.start(ensemble, weights.double(), gain, damping)
     for iteration in track(range(max_iterations), "training to a minimum", total=max_iterations):
         active = state.active(tolerance)
@@ -109,7 +117,9 @@ def train_to_minimum(network: nn.Module, data: Data, likelihood: Likelihood, pri
     layout, inputs = layout_of(network), data.inputs
     if layout.num_weights <= _DENSE and isinstance(inputs, Tensor) and inputs.is_floating_point():
         start = layout.flatten(dict(network.named_parameters())).detach().double()[None]
-        ensemble = Ensemble(network, inputs[None], data.targets[None], likelihood, prior_precision[None])
+        function = Network(network, inputs)
+        targets = likelihood.check_targets(data.targets, data.num_examples, function.num_outputs, function.dtype)
+        ensemble = Ensemble(network, inputs[None], targets[None], likelihood, prior_precision[None])
         if ensemble.batches():
             gain = torch.full((1,), _NOTHING, dtype=torch.float64)
             write_weights(network, minimise(ensemble, start, gain=gain).weights[0])

@@ -18,9 +18,8 @@ from dnn2gp.linear_model import LinearModel
 from dnn2gp.priors import PriorPrecision, expand_precision
 from dnn2gp.spectrum import Spectrum
 from dnn2gp.structures import Structure
-from dnn2gp.tuning_result import Trial, TuningResult
+from dnn2gp.tuning_result import EVIDENCE, Trial, TuningResult
 
-EVIDENCE = "evidence"
 PRECISION, SIGMA = "prior_precision", "sigma"
 _SYMBOLS = {PRECISION: "δ", SIGMA: "σ"}
 # A regression whose noise is this share of the spread of its targets explains next to nothing of them.
@@ -57,7 +56,7 @@ def tune_model(
     by_evidence = isinstance(prior_precision, str)
     if not by_evidence and not likelihood.is_open:
         return None
-    known = GaussianLikelihood(_spread(targets)) if likelihood.is_open else likelihood
+    known = GaussianLikelihood(spread(targets)) if likelihood.is_open else likelihood
     expansion = expand(known)
     precision = 1.0 if isinstance(prior_precision, str) else prior_precision
     prior = Gaussian.prior(expand_precision(precision, layout, expansion.anchor))
@@ -137,7 +136,7 @@ class _Choice:
         return tuple(Trial(dict(settings), {"evidence": value}) for settings, value in unique.items())
 
 
-def _spread(targets: Tensor) -> float:
-    """The standard deviation of the targets, for the scale of an open σ."""
-    spread = (targets.double() - targets.double().mean(0)).square().mean().sqrt().item()
-    return spread if spread > 0 else 1.0
+def spread(targets: Tensor) -> float:
+    """The standard deviation of the targets about their means, the scale of an open σ; 1 where they are constant."""
+    found = (targets.double() - targets.double().mean(0)).square().mean().sqrt().item()
+    return found if found > 0 else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from dnn2gp.datasets import generate_draws
 from dnn2gp.datasets.folder import find
 from dnn2gp.datasets.wine import random_splits
+from dnn2gp.errors import InputError
 from dnn2gp.experiments import tune_synthetic, tune_wine
 
 # The mean log evidence that the paper's runs have at δ = 10^(−1 + k/5), k = 0, …, 15 (10 draws, Laplace).
@@ -25,7 +27,7 @@ STEP = 10**0.2 * (1 + 1e-9)
 @pytest.mark.skipif(find("synthetic_regression.npz") is None, reason="the paper's draws are not in DNN2GP_DATA")
 def test_the_papers_curve_on_the_papers_draws():
     """21 × 10 trainings to a minimum: the maximum within a grid step, the same values, nearly the best test error."""
-    found = tune_synthetic.run(tune_synthetic.TuneSyntheticConfig(max_iterations=400))
+    found = tune_synthetic.run(tune_synthetic.TuneSyntheticConfig())
     curve, error = found.curve("prior_precision"), found.curve("prior_precision", "test_error")
     assert len(found.trials) == 210
     assert 0.63 / STEP < found.best["prior_precision"] < 0.632 * STEP
@@ -39,6 +41,18 @@ def test_the_papers_curve_on_the_papers_draws():
     assert gradients.max() < 0.05
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(find("wine_splits_standardised.npz") is None, reason="the paper's splits are not in DNN2GP_DATA")
+def test_the_papers_maximum_on_the_papers_splits_of_wine():
+    """Some of the 30 δ on some of the 20 splits: the largest evidence at the paper's δ, and there the least error."""
+    config = tune_wine.TuneWineConfig()
+    few = replace(config, deltas=tuple(config.deltas[place] for place in (11, 15, 19)), num_splits=4)
+    found = tune_wine.run(few)
+    assert found.best["prior_precision"] == config.deltas[15]  # 24, where the paper's curve has its maximum
+    error = found.curve("prior_precision", "test_error").mean
+    assert error[1] == min(error)
+
+
 @pytest.mark.parametrize("setting", ["prior_precision", "sigma", "width"])
 def test_small_curves_of_wine(setting, tmp_path, monkeypatch):
     generator = np.random.default_rng(0)
@@ -50,6 +64,8 @@ def test_small_curves_of_wine(setting, tmp_path, monkeypatch):
     assert set(found.values) == {"evidence", "test_error", "train_error", "relative_gradient"}
     assert tune_wine.run(config, tmp_path, resume=True) == found
     assert tune_wine.run(config) == found
+    with pytest.raises(InputError, match="holds another tuning"):
+        tune_wine.run(replace(config, lr=0.1), tmp_path, resume=True)
 
 
 def test_a_curve_that_was_stopped_goes_on(tmp_path, monkeypatch):

@@ -75,6 +75,7 @@ def test_more_weights_than_data_do_not_run_away_to_no_noise():
     found = tune.gradient(wide, (x, y), GaussianLikelihood(), max_rounds=20, tolerance=0.05)
     assert found.converged
     assert found.best["sigma"] > 0.15
+    assert "the steps were shortened" in str(found)
     best = found.trials.index(max(found.trials, key=lambda trial: trial.evidence))
     lost = [place for place, trial in enumerate(found.trials) if trial.evidence < found.evidence - 1]
     assert any(place > best for place in lost)  # or this tests nothing
@@ -99,6 +100,14 @@ def test_layers_and_outputs_of_their_own():
     assert many.best["sigma[0]"] == pytest.approx(0.1, rel=0.5)
     assert many.best["sigma[1]"] == pytest.approx(0.4, rel=0.5)
     assert many.evidence > one.evidence + 10  # the outputs' noises differ by a factor of four
+
+
+def test_targets_of_one_axis_are_those_of_one_column():
+    x, y = data()
+    one, other = (
+        tune.gradient(network(), (x, own), GaussianLikelihood(), max_rounds=2, tolerance=5.0) for own in (y, y[:, 0])
+    )
+    assert one.evidence == pytest.approx(other.evidence, rel=1e-9)
 
 
 def test_classes():

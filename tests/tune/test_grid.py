@@ -38,8 +38,28 @@ def test_all_combinations_and_the_largest_mean_evidence():
 
 def test_threads_are_given_back():
     before = torch.get_num_threads()
-    tune.grid(fit, {"width": [1]})
-    assert torch.get_num_threads() == before
+    torch.set_num_threads(3)
+    try:
+        tune.grid(fit, {"width": [1]})
+        assert torch.get_num_threads() == 3
+        with joblib.parallel_config(backend="threading", n_jobs=3):
+            found = tune.grid(fit, {"width": [1, 2, 3, 4, 5, 6]})
+        assert {trial.values["threads"] for trial in found.trials} == {1}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_folder_is_found_from_elsewhere(tmp_path, monkeypatch):
+    """Workers with another working directory write to the same place."""
+    monkeypatch.chdir(tmp_path)
+
+    def wanders(width, repeat):
+        monkeypatch.chdir("/")
+        return float(width)
+
+    tune.grid(wanders, {"width": [1, 2]}, folder="here")
+    assert len(list((tmp_path / "here" / "jobs").iterdir())) == 2
 
 
 def test_processes_give_the_same_in_the_same_order(tmp_path):
@@ -47,8 +67,9 @@ def test_processes_give_the_same_in_the_same_order(tmp_path):
     alone = tune.grid(fit, settings, repeats=2)
     together = tune.grid(fit, settings, repeats=2, num_jobs=2, folder=tmp_path / "a")
     assert alone == together
-    with joblib.parallel_config(backend="threading", n_jobs=2):  # any backend of joblib, Dask or Ray too
-        assert tune.grid(fit, settings, repeats=2) == alone
+    for backend in ("threading", "multiprocessing"):  # the second, as Ray's, returns everything at the end
+        with joblib.parallel_config(backend=backend, n_jobs=2):
+            assert tune.grid(fit, settings, repeats=2) == alone
 
 
 def test_finished_jobs_are_not_run_again(tmp_path):

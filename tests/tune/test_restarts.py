@@ -63,8 +63,12 @@ def test_sigma_has_its_closed_form_at_the_end():
 
 
 def test_units_of_the_targets_do_not_matter():
-    one, other = (fit_restarts(build, *data(scale), GaussianLikelihood(), restarts=2) for scale in (1.0, 1e-3))
-    assert other.likelihood.sigma.item() == pytest.approx(1e-3 * one.likelihood.sigma.item(), rel=0.3)
+    """σ goes with the targets. (First weights do not, so that another minimum may be found: not to the last digit.)"""
+    for scale in (0.1, 10.0):
+        found = fit_restarts(build, *data(scale), GaussianLikelihood(), restarts=3)
+        assert found.settled
+        assert not found.at_edge
+        assert found.likelihood.sigma.item() == pytest.approx(0.3 * scale, rel=0.3)
 
 
 @pytest.mark.parametrize("given", [0.2, 5.0])
@@ -85,6 +89,13 @@ def test_noise_alone_leaves_no_network():
     y = torch.randn(80, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     found = fit_restarts(build, x, y - y.mean(), GaussianLikelihood(), restarts=3)
     assert found.likelihood.sigma.item() == pytest.approx(y.std(correction=0).item(), rel=0.05)
+    assert brute_force.outputs(found.network, x).abs().max() < 0.5 * y.std()
+    assert found.at_edge
+
+
+def test_one_example_is_at_the_edge():
+    found = fit_restarts(build, *(part[:1] for part in data()), GaussianLikelihood(), restarts=2)
+    assert found.at_edge
 
 
 def test_classes():

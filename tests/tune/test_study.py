@@ -37,9 +37,43 @@ def test_a_study_that_is_gone_on_with_is_as_if_it_had_not_stopped(tmp_path):
     assert resumed == tune.study(objective, num_trials=15)
 
 
-def test_two_processes_share_the_trials(tmp_path):
-    found = tune.study(objective, num_trials=9, folder=tmp_path, num_jobs=2)
-    assert len(found.trials) == 9
+def test_processes_share_the_trials(tmp_path):
+    """As many as were asked for, no more, and no two of them drawn by the same seed; all wait for the last."""
+    for attempt in range(3):
+        found = tune.study(objective, num_trials=5, folder=tmp_path / str(attempt), num_jobs=3)
+        assert len(found.trials) == 5
+        assert len({trial.settings["slope"] for trial in found.trials}) == 5
+
+
+def test_an_evidence_that_is_no_number_counts_and_is_not_chosen(tmp_path):
+    def sometimes(trial):
+        width = trial.suggest_int("width", 1, 20)
+        return float("nan") if trial.number in (0, 3) else -float(width)
+
+    found = tune.study(sometimes, num_trials=6, folder=tmp_path)
+    assert len(found.trials) == 6
+    assert found.evidence == max(t.evidence for t in found.trials if t.evidence == t.evidence)
+    with pytest.raises(InputError, match="none of the 2 trials has a finite evidence"):
+        tune.study(lambda trial: float("nan"), num_trials=2)
+
+
+def test_pruned_trials_count():
+    def prunes(trial):
+        width = trial.suggest_int("width", 1, 20)
+        if trial.number % 2:
+            raise optuna.TrialPruned
+        return float(width)
+
+    assert len(tune.study(prunes, num_trials=6).trials) == 3
+
+
+def test_a_folder_of_another_purpose_is_not_gone_on_with(tmp_path):
+    tune.study(objective, num_trials=2, folder=tmp_path, purpose={"data": "a"})
+    with pytest.raises(InputError, match="holds another tuning"):
+        tune.study(objective, num_trials=3, folder=tmp_path, purpose={"data": "b"}, resume=True)
+    with pytest.raises(InputError, match="holds another tuning"):
+        tune.study(objective, num_trials=3, folder=tmp_path, purpose={"data": "a"}, seed=1, resume=True)
+    assert len(tune.study(objective, num_trials=3, folder=tmp_path, purpose={"data": "a"}, resume=True).trials) == 3
 
 
 def test_a_trial_that_fails_is_told_and_does_not_count(tmp_path):

@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from dnn2gp.convert import convert
-from dnn2gp.errors import InputError, NotAMinimumWarning, warn_user
+from dnn2gp.errors import EvidenceWarning, InputError, NotAMinimumWarning, warn_user
 from dnn2gp.estimators.settings import Settings
 from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
@@ -115,6 +115,8 @@ class GPNetEstimator(BaseEstimator, ABC):
             self.gp_ = convert(best.network, (inputs, targets), best.likelihood, best.prior_precision)
         self.log_evidence_ = self.gp_.evidence().value - log_unit
         _warn_unless_minimum(type(self).__name__, self.gp_, best.relative_gradient)
+        if best.at_edge:
+            warn_user(f"{type(self).__name__}: {self.tuning_.notes[-1]}", EvidenceWarning)
 
     def _predictive(self, X: Any) -> Predictive:
         """The GP at these inputs, for standardised targets."""
@@ -180,9 +182,15 @@ def _trial(width: int, fit: Fitted, log_unit: float) -> Trial:
 
 
 def _notes(fit: Fitted) -> tuple[str, ...]:
-    if fit.settled:
-        return ()
-    return (f"The prior and the noise were still moving after {fit.rounds} rounds: give a larger max_rounds.",)
+    found = []
+    if not fit.settled:
+        found.append(f"The prior and the noise were still moving after {fit.rounds} rounds: give a larger max_rounds.")
+    if fit.at_edge:
+        found.append(
+            "The evidence has no maximum within the range of δ and σ: X says nothing about y, or explains it without "
+            "any noise. Look at the columns and the number of rows, or give prior_precision or sigma."
+        )
+    return tuple(found)
 
 
 def _warn_unless_minimum(name: str, gp: GaussianProcess, relative_gradient: float) -> None:

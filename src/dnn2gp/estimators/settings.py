@@ -14,10 +14,10 @@ from sklearn.utils import check_random_state
 
 from dnn2gp.errors import InputError
 from dnn2gp.nets.mlp import ACTIVATIONS
+from dnn2gp.tuning_result import EVIDENCE
 
-EVIDENCE = "evidence"
 MAX_WEIGHTS = 3000
-"""Training holds a P × P matrix of each restart, and takes its eigenvalues in every round."""
+"""Training holds some P × P matrices of each restart, and factorises one in every step."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -40,18 +40,20 @@ def tuning_curve(
     *,
     seed: int = 0,
     together: int = 1,
+    purpose: Mapping[str, object] | None = None,
     folder: Path | None = None,
     resume: bool = False,
 ) -> TuningResult:
     """Train a network for every point and draw, `together` points at a time as one batch, and note what came of them.
 
     train   weights of an ensemble → trained weights; a regression with noise σ is trained as one with noise 1 and δσ²
+    purpose all else that the trials depend on: a folder with another one is not gone on with
     folder  where the trials of finished points are kept; `resume` goes on with them
     """
     kept = None
     if folder is not None:
-        purpose = {"name": name, "points": [point.value for point in points], "draws": draws.source, "seed": seed}
-        kept = JobFolder(folder, purpose, resume)
+        own = {"name": name, "points": [point.value for point in points], "draws": draws.source, "seed": seed}
+        kept = JobFolder(folder, {**own, **(purpose or {})}, resume)
     jobs = {point.value: [Job({name: point.value}, draw) for draw in range(draws.count)] for point in points}
     found: dict[float | int, list[Trial]] = {}
     for point in points:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -14,6 +14,9 @@ from dnn2gp.experiments.curves import Point, tuning_curve
 from dnn2gp.minimise import minimise
 from dnn2gp.nets import mlp
 from dnn2gp.tuning_result import TuningResult
+
+# Values of δ that are trained at once: 70 networks of the paper's ten draws. Each group is on disk when it is done.
+_TOGETHER = 7
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class TuneSyntheticConfig:
 
 
 def run(config: TuneSyntheticConfig, folder: Path | None = None, resume: bool = False) -> TuningResult:
-    """All draws and settings as one batch of networks, trained by damped Gauss-Newton steps."""
+    """All draws of some settings as one batch of networks, trained by damped Gauss-Newton steps."""
     draws = synthetic_draws(config.num_draws)
 
     def build() -> nn.Module:
@@ -47,5 +50,13 @@ def run(config: TuneSyntheticConfig, folder: Path | None = None, resume: bool = 
 
     points = [Point(delta, build, delta, config.sigma) for delta in config.deltas]
     return tuning_curve(
-        "prior_precision", points, draws, train, seed=config.seed, together=len(points), folder=folder, resume=resume
+        "prior_precision",
+        points,
+        draws,
+        train,
+        seed=config.seed,
+        together=_TOGETHER,
+        purpose=asdict(config),
+        folder=folder,
+        resume=resume,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -65,7 +65,9 @@ def run(config: TuneWineConfig, folder: Path | None = None, resume: bool = False
     def train(ensemble: Ensemble, weights: Tensor) -> Tensor:
         return adam(ensemble, weights, lr=config.lr, epochs=epochs, factor=config.factor)
 
-    return tuning_curve(config.setting, points, draws, train, seed=config.seed, folder=folder, resume=resume)
+    return tuning_curve(
+        config.setting, points, draws, train, seed=config.seed, purpose=asdict(config), folder=folder, resume=resume
+    )
 
 
 def _network(width: int, depth: int) -> Build:

@@ -79,6 +79,11 @@ def notes(
         found.append(
             f"δ and σ had not come to rest after {fitted.rounds} rounds: the final network may gain by another --seed."
         )
+    if fitted.at_edge:
+        found.append(
+            "The evidence has no maximum within the range of δ and σ: the columns say nothing about the target, or "
+            "explain it without any noise."
+        )
     diverged = sum(not isfinite(trial.evidence) for trial in tuning.trials)
     if diverged:
         found.append(f"{diverged} of {len(tuning.trials)} trainings diverged; their settings were not chosen.")

@@ -18,9 +18,9 @@ from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.layout import Layout
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.priors import PriorPrecision, expand_precision
+from dnn2gp.tuned import PRECISION, SIGMA, spread
 from dnn2gp.tuning_result import EVIDENCE, Setting, Trial
 
-PRECISION, SIGMA = "prior_precision", "sigma"
 # An open σ begins at this share of the spread of the targets.
 _FIRST_NOISE = 0.5
 
@@ -59,7 +59,7 @@ class Choice:
         layers = torch.stack([each[layout.ranges[layout.names[group[0]]]][0] for group in layout.layers.values()])
         if not torch.equal(layout.expand(layers), each) or (not per_layer and bool((each != each[0]).any())):
             raise InputError("prior_precision: expected one number to begin with, or with per_layer=True one a layer.")
-        unit = _spread(targets) if likelihood.is_open else 1.0
+        unit = spread(targets) if likelihood.is_open else 1.0
         if likelihood.is_open:
             outputs = targets.shape[1] if targets.ndim > 1 else 1
             sigma = torch.full((outputs,), _FIRST_NOISE * unit, dtype=torch.float64)
@@ -133,8 +133,3 @@ def _named(name: str, values: Tensor, parts: list[str]) -> dict[str, Setting]:
     if values.ndim == 0:
         return {name: values.item()}
     return {f"{name}[{part}]": value for part, value in zip(parts, values.tolist(), strict=True)}
-
-
-def _spread(targets: Tensor) -> float:
-    spread = (targets.double() - targets.double().mean(0)).square().mean().sqrt().item()
-    return spread if spread > 0 else 1.0

@@ -79,9 +79,17 @@ def gradient(
     for note in notes:
         warn_user(f"{note} Allow more (max_rounds=), or a larger tolerance.", EvidenceWarning)
     assert best is not None
+    asked = best.moved.distance(best.choice)
+    if share < 1 and asked >= tolerance:
+        notes = (
+            *notes,
+            f"At the features of this network the evidence asks for a δ or σ that is another by {asked:.0%}, but "
+            "networks that were trained so have less evidence: the steps were shortened.",
+        )
     write_weights(own, best.gp.network.weights)
     chosen, evidence = best.trial.settings, best.trial.evidence
-    return TuningResult("gradient", choice.trials, chosen, evidence, not notes, notes, gp=best.gp, network=own)
+    settled = gap < tolerance
+    return TuningResult("gradient", choice.trials, chosen, evidence, settled, notes, gp=best.gp, network=own)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,8 @@ def grid(
     settings  name → values; all their combinations are tried
     folder    where each finished job is written at once; `resume` goes on with those that are there
     num_jobs  processes on this machine, each with one thread; by default what `joblib.parallel_config` says
-    purpose   what the jobs are of (data, seeds): a folder with another one is not gone on with
+    purpose   what the jobs are of (data, a version of `fit`): a folder with another one is not gone on with. `fit`
+              itself is not compared: say in `purpose` what it does
     """
     if not callable(fit):
         raise InputError(f"fit: expected a function of the settings and repeat; got {fit!r}.")

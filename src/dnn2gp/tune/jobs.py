@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
-from typing import TypeAlias
+from threading import Lock
+from typing import ClassVar, TypeAlias
 
 import joblib
 import torch
+from joblib.parallel import get_active_backend
 from threadpoolctl import threadpool_limits
 
 from dnn2gp.errors import FileFormatError, InputError
 from dnn2gp.files import write_text
 from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.progress import bar
+from dnn2gp.tune.purpose import keep_purpose
 from dnn2gp.tuning_result import EVIDENCE, Setting, Trial
 
 Outcome: TypeAlias = "float | Mapping[str, float] | GaussianProcess"
@@ -44,20 +47,10 @@ class JobFolder:
 
     def __init__(self, folder: Path, purpose: Mapping[str, object], resume: bool) -> None:
         """Make it; or, with `resume`, go on in one that has the same purpose."""
-        self.folder = folder
-        described = folder / "purpose.json"
-        text = json.dumps(purpose, sort_keys=True, indent=1, default=str)
-        if described.exists():
-            if not resume:
-                raise InputError(f"{folder} holds an earlier tuning. Resume it, or take another folder.")
-            if described.read_text(encoding="utf-8") != text:
-                raise InputError(
-                    f"{folder} holds another tuning (see {described}). Resume with the settings it had, or take "
-                    "another folder."
-                )
-        self._jobs = folder / "jobs"
-        self._jobs.mkdir(parents=True, exist_ok=True)
-        write_text(described, text)
+        self.folder = folder.absolute()  # workers elsewhere may have another working directory
+        keep_purpose(self.folder, purpose, resume=resume)
+        self._jobs = self.folder / "jobs"
+        self._jobs.mkdir(exist_ok=True)
 
     def save(self, job: Job, trial: Trial) -> None:
         """Write the file of a finished job, whole or not at all."""
@@ -88,12 +81,18 @@ def run_jobs(fit: Fit, jobs: Sequence[Job], folder: JobFolder | None, num_jobs: 
     best = max((trial.evidence for trial in found.values() if isfinite(trial.evidence)), default=-float("inf"))
     with bar("tuning", len(jobs), len(found)) as advance:
         work = (joblib.delayed(_run)(fit, job, folder) for job in left)
-        finished = joblib.Parallel(n_jobs=num_jobs, return_as="generator_unordered")(work)
+        finished = joblib.Parallel(n_jobs=num_jobs, return_as=_order())(work)
         for key, trial in finished:  # pyright: ignore[reportGeneralTypeIssues]
             found[key] = trial
             best = max(best, trial.evidence) if isfinite(trial.evidence) else best
             advance(f"best log evidence so far {best:.2f}")
     return [found[job.key] for job in jobs]
+
+
+def _order() -> str:
+    """As they are done; where the backend of `joblib.parallel_config` cannot say so (Ray), at the end."""
+    backend, _ = get_active_backend()
+    return "generator_unordered" if getattr(backend, "supports_return_generator", False) else "list"
 
 
 def _run(fit: Fit, job: Job, folder: JobFolder | None) -> tuple[str, Trial]:
@@ -121,11 +120,37 @@ def values_of(outcome: object) -> dict[str, float]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for torch and for BLAS: parallel workers do not compete, and results do not depend on their number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """One thread for torch and for BLAS: parallel workers do not compete, and results do not depend on their number.
+
+    Where workers are threads of one process, the first sets it and the last gives it back.
+    """
+    _Threads.enter()
     try:
-        with threadpool_limits(1):
-            yield
+        yield
     finally:
-        torch.set_num_threads(before)
+        _Threads.leave()
+
+
+class _Threads:
+    """How many are inside `one_thread`, and what was before."""
+
+    _lock: ClassVar[Lock] = Lock()
+    _inside: ClassVar[int] = 0
+    _before: ClassVar[int] = 1
+    _limits: ClassVar[threadpool_limits | None] = None
+
+    @classmethod
+    def enter(cls) -> None:
+        with cls._lock:
+            if cls._inside == 0:
+                cls._before, cls._limits = torch.get_num_threads(), threadpool_limits(1)
+            cls._inside += 1
+        torch.set_num_threads(1)  # each thread has its own number
+
+    @classmethod
+    def leave(cls) -> None:
+        with cls._lock:
+            cls._inside -= 1
+            if cls._inside == 0 and cls._limits is not None:
+                cls._limits.restore_original_limits()
+            torch.set_num_threads(cls._before)

@@ -1,11 +1,13 @@
-"""How `tune.study` works with Optuna: a journal on disk, seeds by finished trials, dead trials given up."""
+"""How `tune.study` works with Optuna: a journal on disk, seeds by the trials before, dead trials given up."""
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,14 @@ from optuna.trial import TrialState
 
 from dnn2gp.progress import bar
 from dnn2gp.tune.jobs import one_thread, values_of
+from dnn2gp.tune.lock import locked
 from dnn2gp.tuning_result import Trial, TuningResult
 
 _NAME = "evidence"
 _OWNER, _VALUES = "process", "values"
+_ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
+# Seconds between two looks at the trials of other processes.
+_PAUSE = 0.1
 
 
 def run_study(
@@ -67,37 +73,64 @@ class _Worker:
             self.run()
 
     def run(self) -> optuna.Study:
-        """Trials, until as many are finished or at work as were asked for."""
+        """Trials, until as many have ended as were asked for; those of other processes are waited for."""
         opened = self.open()
-        _give_up_dead(opened)
-        with bar("tuning", self.num_trials, len(_finished(opened))) as advance:
+        with bar("tuning", self.num_trials, len(_ended(opened))) as advance:
             while True:
-                busy = opened.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-                done = _finished(opened)
-                if len(done) + len(busy) >= self.num_trials:
+                trial = self._begun(opened)
+                if trial is not None:
+                    self._try(opened, trial)
+                    advance(f"best log evidence so far {_best(opened):.2f}")
+                elif len(_ended(opened)) >= self.num_trials:
                     return opened
-                self._try(opened, len(done))
-                advance(f"best log evidence so far {opened.best_value:.2f}")
+                else:
+                    time.sleep(_PAUSE)
 
-    def _try(self, opened: optuna.Study, done: int) -> None:
-        opened.sampler = self.sampler(self.seed + 1_000_003 * done)
-        trial = opened.ask()
-        trial.set_user_attr(_OWNER, _this_process())
+    def _begun(self, opened: optuna.Study) -> optuna.Trial | None:
+        """The next trial, if there is one to begin that no other process has begun."""
+        with self._alone():
+            _give_up_dead(opened)
+            busy = opened.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            count = len(_ended(opened)) + len(busy)
+            if count >= self.num_trials:
+                return None
+            opened.sampler = self.sampler(self.seed + 1_000_003 * count)
+            trial = opened.ask()
+            trial.set_user_attr(_OWNER, _this_process())
+            return trial
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.path is None else locked(self.path.with_suffix(".lock"))
+
+    def _try(self, opened: optuna.Study, trial: optuna.Trial) -> None:
         try:
             with one_thread():
                 values = values_of(self.objective(trial))
+        except optuna.TrialPruned:
+            opened.tell(trial, state=TrialState.PRUNED)
+            return
         except BaseException:
             opened.tell(trial, state=TrialState.FAIL)
             raise
         trial.set_user_attr(_VALUES, values)
-        opened.tell(trial, values["evidence"])
+        evidence = values["evidence"]
+        opened.tell(trial, evidence if isfinite(evidence) else -inf)  # NaN would not count, and be tried for ever
 
 
 def _tpe(seed: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.TPESampler(seed=seed)
 
 
-def _finished(opened: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+def _ended(opened: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    return opened.get_trials(deepcopy=False, states=_ENDED)
+
+
+def _best(opened: optuna.Study) -> float:
+    """The largest evidence so far."""
+    return max((each.user_attrs[_VALUES]["evidence"] for each in _complete(opened)), default=-inf)
+
+
+def _complete(opened: optuna.Study) -> list[optuna.trial.FrozenTrial]:
     return opened.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 
@@ -106,7 +139,10 @@ def _this_process() -> list[object]:
 
 
 def _give_up_dead(opened: optuna.Study) -> None:
-    """Trials whose process on this machine is gone will never be finished: they make room for others."""
+    """Trials whose process on this machine is gone will never be finished: they make room for others.
+
+    Called with the lock, in which trials get their owner: one without was killed in between.
+    """
     for trial in opened.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         host, process, started = trial.user_attrs.get(_OWNER, [socket.gethostname(), -1, 0.0])
         if host == socket.gethostname() and not _alive(process, started):
@@ -121,7 +157,7 @@ def _alive(process: int, started: float) -> bool:
 
 
 def _result(opened: optuna.Study) -> TuningResult:
-    trials = [Trial(dict(each.params), dict(each.user_attrs[_VALUES])) for each in _finished(opened)]
+    trials = [Trial(dict(each.params), dict(each.user_attrs[_VALUES])) for each in _complete(opened)]
     return TuningResult.of("study", trials)
 
 

@@ -29,6 +29,7 @@ from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.minimise import minimise
 from dnn2gp.progress import bar
 from dnn2gp.randomness import global_states_kept
+from dnn2gp.tuned import spread
 
 # Between these first λ the members begin, and with steps of this length in log λ; below the last they end.
 _FIRST, _LONG, _SHORTER, _SHORT = (10.0, 0.03), log(6.0), 0.35, 0.25
@@ -60,6 +61,8 @@ class Fitted:
     """Whether δ and σ had come to rest."""
     evidences: tuple[float, ...]
     """Those of all members at their best."""
+    at_edge: bool = False
+    """Whether δ or σ lies at the edge of its range: the evidence then has no maximum within it."""
 
 
 def fit_restarts(
@@ -114,10 +117,7 @@ class _Problem:
     ) -> _Problem:
         if not likelihood.is_open:
             return _Problem(network, inputs[None], targets[None], likelihood, given, None)
-        spread = targets.double().std(0, correction=0).mean().item()
-        return _Problem(
-            network, inputs[None], targets[None], GaussianLikelihood(1.0), given, spread if spread > 0 else 1.0
-        )
+        return _Problem(network, inputs[None], targets[None], GaussianLikelihood(1.0), given, spread(targets))
 
     @property
     def fixed(self) -> bool:
@@ -149,6 +149,14 @@ class _Problem:
     def first_variance(self) -> float:
         """σ² of a network that explains three quarters of the targets; 1 where σ is not open."""
         return 1.0 if self.spread is None else 0.25 * self.spread**2
+
+    def at_edge(self, place: float, variance: float) -> bool:
+        """Whether log λ or σ² is at an end of its range."""
+        ends = [abs(place - end) < 1e-6 for end in self.bounds] if not self.fixed else []
+        if self.spread is not None:
+            low, high = ((share * self.spread) ** 2 for share in _SIGMAS)
+            ends.append(not low * (1 + 1e-6) < variance < high * (1 - 1e-6))
+        return any(ends)
 
     def ensemble(self, product: Float[Tensor, " B"]) -> Ensemble:
         """The losses with these λ."""
@@ -242,6 +250,8 @@ class _Search:
         gain = _LAST_GAIN * self.variance[near]
         found = minimise(ensemble, self.weights[near], gain=gain, damping=_WARM, max_iterations=_LAST_STEPS)
         evidence, variance = self.problem.evidence(ensemble, found.weights)
+        if not evidence.isfinite().any():
+            raise DivergedError("The last training led to no finite evidence: look at the scale of inputs and targets.")
         best = int(evidence.argmax())
         write_weights(network, found.weights[best])
         known = self.problem.likelihood
@@ -254,4 +264,5 @@ class _Search:
             rounds,
             bool(self.length[near[best]] < _SHORT),
             tuple(self.evidence.tolist()),
+            self.problem.at_edge(self.place[near[best]].item(), variance[best].item()),
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from dnn2gp.errors import InputError
 from dnn2gp.progress import show_progress
+from dnn2gp.tune.purpose import keep_purpose
 from dnn2gp.tuning_result import TuningResult
 
 _FILE = "study.journal"
@@ -23,6 +24,7 @@ def study(
     num_jobs: int = 1,
     seed: int = 0,
     sampler: Callable[[int], Any] | None = None,
+    purpose: Mapping[str, object] | None = None,
     progress: bool = False,
 ) -> TuningResult:
     """Maximise the evidence that `objective(trial)` returns (a number, a mapping with "evidence", or a GP).
@@ -31,8 +33,12 @@ def study(
     num_trials  finished trials in all, those of an earlier run included
     folder      where the study is kept, trial by trial; `resume` goes on with it, and so may other processes meanwhile
     num_jobs    processes on this machine that work on the study together, each with one thread
-    sampler     seed → an Optuna sampler; by default TPE. A trial's seed depends on `seed` and on how many trials are
-                finished, so that a study that was killed goes on as if it had not been
+    sampler     seed → an Optuna sampler; by default TPE. A trial's seed depends on `seed` and on how many trials were
+                begun before, so that a study that was killed goes on as if it had not been
+    purpose     what the study is of (data, ranges, a version of the objective): a folder with another one is not gone
+                on with. The objective itself is not compared
+
+    A trial that is pruned (`optuna.TrialPruned`) counts, and so does one whose evidence is not finite.
     """
     if not callable(objective):
         raise InputError(f"objective: expected a function of an Optuna trial; got {objective!r}.")
@@ -44,7 +50,7 @@ def study(
     if path is not None:
         if path.exists() and not resume:
             raise InputError(f"{path} holds an earlier study. Go on with it (resume=True), or take another folder.")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        keep_purpose(path.parent, {"seed": seed, **(purpose or {})}, resume=resume)
     from dnn2gp.tune.optuna_study import run_study  # Optuna takes a while to import
 
     with show_progress(progress):

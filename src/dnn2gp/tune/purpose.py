@@ -1,0 +1,29 @@
+"""What a folder of finished work is of: nothing else is gone on with in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from dnn2gp.errors import InputError
+from dnn2gp.files import write_text
+
+_FILE = "purpose.json"
+
+
+def keep_purpose(folder: Path, purpose: Mapping[str, object], *, resume: bool) -> None:
+    """Make the folder and note its purpose; or, with `resume`, check that it has this one."""
+    described = folder / _FILE
+    text = json.dumps(purpose, sort_keys=True, indent=1, default=str)
+    if described.exists():
+        if not resume:
+            raise InputError(f"{folder} holds an earlier tuning. Resume it, or take another folder.")
+        if described.read_text(encoding="utf-8") != text:
+            raise InputError(
+                f"{folder} holds another tuning (see {described}). Resume with the settings it had, or take another "
+                "folder."
+            )
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(described, text)
