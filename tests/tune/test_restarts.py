@@ -93,9 +93,11 @@ def test_noise_alone_leaves_no_network():
     assert found.at_edge
 
 
-def test_one_example_is_at_the_edge():
-    found = fit_restarts(build, *(part[:1] for part in data()), GaussianLikelihood(), restarts=2)
+def test_targets_without_noise_are_at_the_edge():
+    x, _ = data()
+    found = fit_restarts(build, x, torch.zeros_like(x), GaussianLikelihood(), restarts=2)
     assert found.at_edge
+    assert found.likelihood.sigma.item() == pytest.approx(1e-4)
 
 
 def test_classes():
