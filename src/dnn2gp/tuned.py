@@ -23,9 +23,13 @@ from dnn2gp.tuning_result import EVIDENCE, Trial, TuningResult
 PRECISION, SIGMA = "prior_precision", "sigma"
 _SYMBOLS = {PRECISION: "δ", SIGMA: "σ"}
 # A regression whose noise is this share of the spread of its targets explains next to nothing of them.
-_UNEXPLAINED = 0.95
+UNEXPLAINED = 0.95
 # The curves that are kept go this many decades to both sides of the choice.
 _DECADES, _POINTS = 3, 61
+EXACT_WORDS = (
+    "The evidence has no maximum in σ within its range: the network fits the targets exactly, or they are constant. "
+    "Give σ, or train with more data or a smaller network."
+)
 
 
 @dataclass(frozen=True)
@@ -98,20 +102,11 @@ class _Choice:
         scale, noise = best.precision_scale.item(), best.noise_scale.item()
         if "δ" in best.at_edge:
             asks = "for no weight at all" if scale > 1 else "for ever weaker priors"
-            notes.append(
-                f"The evidence has no maximum in δ: it asks {asks}, to the edge of the range (δ = {scale:.1g}). Look "
-                "at the training loss, at the targets and their scale (standardise them), or give δ as a number."
-            )
+            notes.append(edge_words("δ", f"δ = {scale:.1g}", asks))
         if "σ" in best.at_edge:
-            notes.append(
-                "The evidence has no maximum in σ within its range: the network fits the targets exactly, or they are "
-                "constant. Give σ, or train with more data or a smaller network."
-            )
-        elif self.unit is not None and noise > _UNEXPLAINED:
-            notes.append(
-                f"Underfit: the noise that the evidence finds is {noise:.0%} of the spread of the targets, so the "
-                "network explains next to nothing of them. Train longer, scale the inputs, or take a larger network."
-            )
+            notes.append(EXACT_WORDS)
+        elif self.unit is not None and noise > UNEXPLAINED:
+            notes.append(underfit_words(noise))
         determined = self.spectrum.degrees_of_freedom(scale, noise)
         if not notes and determined < 1:
             notes.append(
@@ -134,6 +129,22 @@ class _Choice:
             found += [({**self.settings, SIGMA: own}, value) for own, value in zip(sigmas, values, strict=True)]
         unique = {tuple(settings.items()): value for settings, value in found}
         return tuple(Trial(dict(settings), {"evidence": value}) for settings, value in unique.items())
+
+
+def edge_words(name: str, where: str, asks: str = "for ever more or ever less of it") -> str:
+    """That the evidence has no maximum in a setting."""
+    return (
+        f"The evidence has no maximum in {name}: it asks {asks}, to the edge of the range ({where}). Look at the "
+        "training loss, at the targets and their scale (standardise them), or give δ as a number."
+    )
+
+
+def underfit_words(share: float) -> str:
+    """That next to nothing is explained, with the noise as a share of the spread."""
+    return (
+        f"Underfit: the noise that the evidence finds is {share:.0%} of the spread of the targets, so the network "
+        "explains next to nothing of them. Train longer, scale inputs and targets, or take a larger network."
+    )
 
 
 def spread(targets: Tensor) -> float:

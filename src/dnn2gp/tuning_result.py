@@ -40,9 +40,9 @@ class Curve:
 
     name: str
     value: str
-    settings: list[Setting]
-    mean: list[float]
-    stderr: list[float]
+    settings: list[Setting] = field(repr=False)
+    mean: list[float] = field(repr=False)
+    stderr: list[float] = field(repr=False)
 
     @property
     def best(self) -> Setting:
@@ -56,7 +56,7 @@ class TuningResult:
     """The trials of `tune.grid`, `tune.gradient` or `tune.study`, or of `convert(..., prior_precision="evidence")`."""
 
     method: str
-    trials: tuple[Trial, ...]
+    trials: tuple[Trial, ...] = field(repr=False)
     best: dict[str, Setting]
     """The chosen setting."""
     evidence: float

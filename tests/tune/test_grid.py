@@ -129,6 +129,7 @@ def test_a_gp_or_a_number_will_do():
         ({"settings": {"width": []}}, "names with lists"),
         ({"settings": {"width": "12"}}, "names with lists"),
         ({"repeats": 0}, "repeats: expected at least 1"),
+        ({"resume": True}, "expected a folder to go on in"),
         ({"fit": lambda width, repeat: "high"}, "expected the function to return the log evidence"),
         ({"fit": lambda width, repeat: {"loss": 1.0}}, "expected the function to return the log evidence"),
         ({"fit": lambda width, repeat: float("nan")}, "none of the 1 trials has a finite evidence"),

@@ -97,6 +97,7 @@ def test_other_samplers_and_optunas_own_words():
     ("change", "message"),
     [
         ({"num_trials": 0}, "num_trials ≥ 1"),
+        ({"resume": True}, "expected a folder to go on in"),
         ({"num_jobs": 2}, "several processes meet in a folder"),
         ({"objective": lambda trial: None}, "expected the function to return the log evidence"),
     ],

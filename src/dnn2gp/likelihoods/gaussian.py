@@ -43,6 +43,13 @@ class GaussianLikelihood(Likelihood):
         self.sigma = own
         _check_sigma(self.sigma)
 
+    def __repr__(self) -> str:
+        """With σ, or its shape."""
+        if self.is_open:
+            return "GaussianLikelihood()"
+        small = self.sigma.numel() <= 10
+        return f"GaussianLikelihood({self.sigma.tolist() if small else f'sigma of shape {tuple(self.sigma.shape)}'})"
+
     def check_targets(
         self, targets: object, num_examples: int, num_outputs: int, dtype: torch.dtype
     ) -> Float[Tensor, "N K"]:

@@ -76,8 +76,9 @@ def notes(
         )
     found += _about_edges(tuning)
     if not fitted.settled:
+        tuned = "δ and σ" if isinstance(task, Regression) else "δ"
         found.append(
-            f"δ and σ had not come to rest after {fitted.rounds} rounds: the final network may gain by another --seed."
+            f"{tuned} had not come to rest after {fitted.rounds} rounds: the final network may gain by another --seed."
         )
     if fitted.at_edge:
         found.append(

@@ -112,10 +112,11 @@ def _story(report: Report) -> list[str]:
     test = f"{held:,} rows, drawn at random, were held out; they played no part in any choice." if held else ""
     kind = "The target was standardised too; errors are in its own units." if config.task == "regression" else ""
     tuned = "δ of the prior and the noise σ" if config.task == "regression" else "δ of the prior"
+    often = "once" if config.repeats == 1 else f"{config.repeats} times"
     return [
         f"{data_words(problem)} Target: {problem.target} ({config.task}). Numbers were standardised, categories became "
         f"one input each. {kind} {test}",
-        f"Every setting was trained {config.repeats} times on {len(problem.training):,} rows. In each training {tuned} "
+        f"Every setting was trained {often} on {len(problem.training):,} rows. In each training {tuned} "
         f"were chosen by the log evidence (marginal likelihood) of these rows, in turns with the weights, from "
         f"{config.restarts} starts. The setting with the largest mean evidence was taken, and trained again on all "
         f"{len(problem.table):,} rows: that is the model that was saved.",

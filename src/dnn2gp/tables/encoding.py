@@ -53,7 +53,7 @@ class Encoder:
         if absent:
             raise InputError(
                 f"{table.name} lacks the column{'s' if len(absent) > 1 else ''} {named(absent)}, which the model "
-                "predicts from. Add them, under the names that they had."
+                "predicts from. Add what is missing, under the same name."
             )
         if not len(table):
             raise InputError(f"{table.name} has no rows.")

@@ -18,7 +18,7 @@ from dnn2gp.gaussian_process import GaussianProcess
 from dnn2gp.layout import Layout
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.priors import PriorPrecision, expand_precision
-from dnn2gp.tuned import PRECISION, SIGMA, spread
+from dnn2gp.tuned import EXACT_WORDS, PRECISION, SIGMA, UNEXPLAINED, edge_words, spread, underfit_words
 from dnn2gp.tuning_result import EVIDENCE, Setting, Trial
 
 # An open σ begins at this share of the spread of the targets.
@@ -100,6 +100,20 @@ class Choice:
         }
         trial = Trial(self.settings, values, len(self.trials))
         return replace(self._moved(best), trials=(*self.trials, trial))
+
+    def notes(self) -> tuple[str, ...]:
+        """What the evidence says against the network, in words."""
+        low, high = (self.precision.min().item(), self.precision.max().item())
+        found = []
+        if low <= RANGE[0] * (1 + 1e-6) or high >= RANGE[1] * (1 - 1e-6):
+            found.append(edge_words("δ", f"δ = {high if high >= RANGE[1] * (1 - 1e-6) else low:.1g}"))
+        if self.noise and isinstance(self.likelihood, GaussianLikelihood):
+            share = self.likelihood.sigma.max().item() / self.unit
+            if share > UNEXPLAINED:
+                found.append(underfit_words(share))
+            elif self.likelihood.sigma.min().item() <= 1e-4 * self.unit * (1 + 1e-6):
+                found.append(EXACT_WORDS)
+        return tuple(found)
 
     def toward(self, other: Choice, share: float) -> Choice:
         """This share of the way to another one, along log δ and log σ."""

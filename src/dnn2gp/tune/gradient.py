@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 from torch import Tensor, nn
@@ -51,8 +52,8 @@ def gradient(
 
     The trials are the rounds. Features move with the weights, so that a round may end with less evidence than the one
     before: if it is more than a nat less, the best round is gone on from, with steps half as long from then on.
-    `result.best` is the round of the largest evidence among those at a minimum, `result.gp` its GP and
-    `result.network` its network. The network that came in is not changed.
+    `result.best` is the round of the largest evidence (less what a step would still gain, where it did not come to a
+    minimum), `result.gp` its GP and `result.network` its network. The network that came in is not changed.
     """
     if not isinstance(network, nn.Module):
         raise InputError(f"network: expected the torch.nn.Module to tune; got {type(network).__name__}.")
@@ -68,31 +69,61 @@ def gradient(
             moved = choice.improved(gp)
             here, trials = _Round(choice, moved, gp), moved.trials
             best = here if best is None or here.rank > best.rank else best
-            if here.trial.evidence < best.trial.evidence - _LOST:
+            if here.rank < best.rank - _LOST:
                 write_weights(own, best.gp.network.weights)
                 here, share = best, share / 2
             choice = replace(here.choice.toward(here.moved, share), trials=trials)
             gap = choice.distance(here.choice)
             if gap < tolerance:
                 break
-    notes = () if gap < tolerance else (f"δ or σ still moved by {gap:.1%} in the last of {max_rounds} rounds.",)
-    for note in notes:
-        warn_user(f"{note} Allow more (max_rounds=), or a larger tolerance.", EvidenceWarning)
     assert best is not None
-    asked = best.moved.distance(best.choice)
-    if share < 1 and asked >= tolerance:
-        notes = (
-            *notes,
-            f"At the features of this network the evidence asks for a δ or σ that is another by {asked:.0%}, but "
-            "networks that were trained so have less evidence: the steps were shortened.",
-        )
+    notes = _notes(best, gap, tolerance, max_rounds)
+    for note in notes:
+        warn_user(note, EvidenceWarning)
+    notes += _shortened(best, tolerance) if share < 1 else ()
     write_weights(own, best.gp.network.weights)
-    chosen, evidence = best.trial.settings, best.trial.evidence
-    settled = gap < tolerance
-    return TuningResult("gradient", choice.trials, chosen, evidence, settled, notes, gp=best.gp, network=own)
+    settled = gap < tolerance and best.at_minimum
+    return TuningResult(
+        "gradient",
+        choice.trials,
+        best.trial.settings,
+        best.trial.evidence,
+        settled,
+        notes,
+        gp=best.gp,
+        network=own,
+    )
 
 
-@dataclass(frozen=True, eq=False)
+def _notes(best: _Round, gap: float, tolerance: float, max_rounds: int) -> tuple[str, ...]:
+    """What is to be said about the best round, in words."""
+    notes = list(best.choice.notes())
+    if not best.at_minimum:
+        notes.append(
+            "No round of large evidence came to a minimum of its loss: the gradient of the best is "
+            f"{best.trial.values['relative_gradient']:.0%} of its parts (data and prior). Standardise inputs and "
+            "targets, or give a training of your own (train=)."
+        )
+    if gap >= tolerance:
+        notes.append(
+            f"δ or σ still moved by {gap:.1%} in the last of {max_rounds} rounds. Allow more (max_rounds=), or a "
+            "larger tolerance."
+        )
+    return tuple(notes)
+
+
+def _shortened(best: _Round, tolerance: float) -> tuple[str, ...]:
+    """That the best round is no fixed point, where steps had to become shorter."""
+    asked = best.moved.distance(best.choice)
+    if asked < tolerance:
+        return ()
+    return (
+        f"At the features of this network the evidence asks for a δ or σ that is another by {asked:.0%}, but networks "
+        "that were trained so have less evidence: the steps were shortened.",
+    )
+
+
+@dataclass(eq=False)
 class _Round:
     """A choice, that of the largest evidence at the features it led to, and its GP."""
 
@@ -106,6 +137,12 @@ class _Round:
         return self.moved.trials[-1]
 
     @property
-    def rank(self) -> tuple[bool, float]:
-        """Minima before others, then by the evidence."""
-        return self.trial.values["step_bound"] <= _NOTICEABLE, self.trial.evidence
+    def at_minimum(self) -> bool:
+        """Whether no output would move noticeably by another step."""
+        return self.trial.values["step_bound"] <= _NOTICEABLE
+
+    @cached_property
+    def rank(self) -> float:
+        """Laplace's evidence at the weights, less what a Gauss-Newton step would still gain: minima are not outdone."""
+        evidence = self.gp.evidence()
+        return evidence.laplace - evidence.correction

@@ -40,6 +40,8 @@ def grid(
         raise InputError(f"settings: expected names with lists of one value at least; got {dict(settings)!r}.")
     if repeats < 1:
         raise InputError(f"repeats: expected at least 1; got {repeats}.")
+    if resume and folder is None:
+        raise InputError("resume: expected a folder to go on in (folder=); got none.")
     known = {name: [_plain(value) for value in values] for name, values in settings.items()}
     jobs = [
         Job(dict(zip(known, values, strict=True)), repeat)

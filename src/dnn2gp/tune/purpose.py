@@ -18,12 +18,25 @@ def keep_purpose(folder: Path, purpose: Mapping[str, object], *, resume: bool) -
     text = json.dumps(purpose, sort_keys=True, indent=1, default=str)
     if described.exists():
         if not resume:
-            raise InputError(f"{folder} holds an earlier tuning. Resume it, or take another folder.")
-        if described.read_text(encoding="utf-8") != text:
             raise InputError(
-                f"{folder} holds another tuning (see {described}). Resume with the settings it had, or take another "
-                "folder."
+                f"{folder} holds an earlier tuning. Go on with it (resume=True; --resume), or take another folder."
+            )
+        before = described.read_text(encoding="utf-8")
+        if before != text:
+            raise InputError(
+                f"{folder} holds another tuning (other {_differing(before, text)}; see {described}). Resume with the "
+                "settings it had, or take another folder."
             )
         return
     folder.mkdir(parents=True, exist_ok=True)
     write_text(described, text)
+
+
+def _differing(before: str, now: str) -> str:
+    """The names of what is not the same."""
+    try:
+        old, new = json.loads(before), json.loads(now)
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    except (ValueError, AttributeError):
+        return "contents"
+    return ", ".join(names)

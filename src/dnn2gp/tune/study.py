@@ -45,6 +45,8 @@ def study(
     if num_trials < 1 or num_jobs < 1:
         raise InputError(f"expected num_trials ≥ 1 and num_jobs ≥ 1; got {num_trials} and {num_jobs}.")
     path = None if folder is None else Path(folder) / _FILE
+    if resume and path is None:
+        raise InputError("resume: expected a folder to go on in (folder=); got none.")
     if path is None and num_jobs > 1:
         raise InputError("folder: several processes meet in a folder; give one, or take num_jobs=1.")
     if path is not None:
