@@ -27,7 +27,7 @@ STEP = 10**0.2 * (1 + 1e-9)
 @pytest.mark.skipif(find("synthetic_regression.npz") is None, reason="the paper's draws are not in DNN2GP_DATA")
 def test_the_papers_curve_on_the_papers_draws():
     """21 × 10 trainings to a minimum: the maximum within a grid step, the same values, nearly the best test error."""
-    found = tune_synthetic.run(tune_synthetic.TuneSyntheticConfig(max_iterations=400))
+    found = tune_synthetic.run(tune_synthetic.TuneSyntheticConfig())
     curve, error = found.curve("prior_precision"), found.curve("prior_precision", "test_error")
     assert len(found.trials) == 210
     assert 0.63 / STEP < found.best["prior_precision"] < 0.632 * STEP
