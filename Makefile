@@ -71,6 +71,21 @@ bench: $(BENCH_VENV)/.installed ## install the peers, measure speed and memory (
 test-compat: $(BENCH_VENV)/.installed-test ## our numbers against those of the peers, in the environment of the benchmarks
 	$(BENCH_VENV)/bin/python -m pytest -q tests/compat
 
+.PHONY: test-browser
+test-browser: $(VENV)/.installed-browser ## the report in a headless Chromium (installs it with apt-get where it can)
+	@if [ ! -x /usr/bin/chromium ] || [ ! -x /usr/bin/chromedriver ]; then $(INSTALL_CHROMIUM); fi
+	$(BIN)/python -m pytest -m browser tests/browser
+
+# Without apt-get nothing is installed, and the tests say what is missing. sudo resets the environment, hence env.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo )env DEBIAN_FRONTEND=noninteractive
+INSTALL_CHROMIUM = if command -v apt-get >/dev/null; then $(AS_ROOT) apt-get update -qq && \
+	$(AS_ROOT) apt-get install -y -qq --no-install-recommends chromium chromium-driver; fi
+
+$(VENV)/.installed-browser: $(SPEC) | $(BIN)/python
+	@echo "installing dnn2gp[browser] into $(VENV)"
+	$(PIP_INSTALL) -e ".[browser]"
+	@touch $(VENV)/.installed $(VENV)/.installed-test $@
+
 .PHONY: tuning-table
 tuning-table: $(VENV)/.installed ## evidence beside cross-validation: measures, and writes the table in docs/tuning.md
 	$(BIN)/python -m benchmarks.tuning_table

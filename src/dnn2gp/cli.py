@@ -214,6 +214,44 @@ def tune(
         run(config, Console())
 
 
+@app.command(epilog="Example:  dnn2gp reproduce moons --out figures    or:  dnn2gp reproduce all --preset smoke")
+def reproduce(
+    figures: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FIGURE...",
+            help="all, or some of: two_d (Fig. 2), snelson (3), mnist (4a, 7), binary_mnist (4c), cifar (4b, 4d, 7, "
+            "8), tune_synthetic (5), tune_wine (6), moons (9), width and ood (beyond the paper).",
+        ),
+    ],
+    preset: Annotated[
+        TrainPreset, typer.Option(help="paper: the paper's sizes; smoke: a little of it, to see that it works.")
+    ] = TrainPreset.paper,
+    out: Annotated[Path, typer.Option(help="Folder for all files; made if it does not exist.")] = Path(
+        "dnn2gp-figures"
+    ),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep finished figures and trainings in --out, and go on after them.")
+    ] = False,
+) -> None:
+    """Make figures of the paper anew, on its data, and a report of what the paper says and what was measured.
+
+    Writes report.html (one file, with maps to point at), pictures/ as PNG and PDF, results/ as npz and JSON, and
+    weights/ of the trained networks. A run that was interrupted, or killed, goes on with --resume. All of it takes an
+    hour or two on two cores; single figures take from seconds to half an hour.
+    """
+    with _clear_errors():
+        from dnn2gp.reproduce import ReproduceConfig, run
+
+        try:
+            found = run(ReproduceConfig(tuple(figures), preset.value, out, resume), Console())
+        except KeyboardInterrupt:
+            Console(stderr=True).print("Stopped. Go on with --resume.")
+            raise
+        if found.failures:
+            raise InputError(f"{len(found.failures)} of the figures are not there: {', '.join(found.failures)}.")
+
+
 def _whole_numbers(name: str, given: list[str] | None) -> tuple[int, ...] | None:
     """2,5,10 as numbers; also from an option that was repeated."""
     if not given:

@@ -7,19 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from dnn2gp.datasets import Draws
 from dnn2gp.ensemble import Ensemble, initial_weights
+from dnn2gp.experiments.small import seeded
 from dnn2gp.likelihoods import GaussianLikelihood
+from dnn2gp.memory import chunks
 from dnn2gp.progress import bar
 from dnn2gp.tune.jobs import Job, JobFolder
 from dnn2gp.tuning_result import EVIDENCE, Trial, TuningResult
 
 Build: TypeAlias = "Callable[[], nn.Module]"
 Train: TypeAlias = "Callable[[Ensemble, Tensor], Tensor]"
+Values: TypeAlias = "Callable[[Members], dict[str, Tensor]]"
+
+GRADIENT = "relative_gradient"
+# Bytes for the matrices of curvature that are held at a time, and how many of them a member needs.
+_BUDGET, _MATRICES = 400_000_000, 5
 
 
 @dataclass(frozen=True)
@@ -32,11 +40,60 @@ class Point:
     sigma: float
 
 
+@dataclass(frozen=True, eq=False)
+class Members:
+    """The networks of some points, one for each point and draw: what is to be trained, and what to test it on."""
+
+    ensemble: Ensemble
+    """With noise 1 and δσ²: its minima are those with σ and δ."""
+    first: Float[Tensor, "B P"]
+    sigma: Float[Tensor, " B"]
+    test_inputs: Float[Tensor, "B M I"]
+    test_targets: Float[Tensor, "B M 1"]
+    scale: Float[Tensor, " B"]
+
+    @property
+    def prior_precision(self) -> Float[Tensor, " B"]:
+        """δ."""
+        return self.ensemble.prior_precision[:, 0] / self.sigma.square()
+
+    def take(self, part: slice) -> Members:
+        """Some of them."""
+        own = self.ensemble.take(torch.arange(len(self.first))[part])
+        x, y = self.test_inputs[part], self.test_targets[part]
+        return Members(own, self.first[part], self.sigma[part], x, y, self.scale[part])
+
+    def errors(self, weights: Float[Tensor, "B P"]) -> dict[str, Float[Tensor, " B"]]:
+        """Mean squared errors of the networks at these weights, in the units of the target."""
+        data = {
+            "test_error": (self.test_inputs, self.test_targets),
+            "train_error": (self.ensemble.inputs, self.ensemble.targets),
+        }
+        with torch.no_grad():
+            return {
+                name: (self.ensemble.outputs(weights, inputs) - targets).square().mean((1, 2)) * self.scale.square()
+                for name, (inputs, targets) in data.items()
+            }
+
+
+def laplace_values(train: Train) -> Values:
+    """The evidence of the linear model at trained weights, the errors there, and how near to a minimum they are."""
+
+    def values(members: Members) -> dict[str, Tensor]:
+        weights = train(members.ensemble, members.first)
+        each = 8 * _MATRICES * weights.shape[1] ** 2
+        parts = list(chunks(len(weights), max(1, _BUDGET // each)))
+        found = [_laplace_values(members.take(part), weights[part]) for part in parts]
+        return {name: torch.cat([part[name] for part in found]) for name in found[0]}
+
+    return values
+
+
 def tuning_curve(
     name: str,
     points: Sequence[Point],
     draws: Draws,
-    train: Train,
+    values: Values,
     *,
     seed: int = 0,
     together: int = 1,
@@ -46,7 +103,7 @@ def tuning_curve(
 ) -> TuningResult:
     """Train a network for every point and draw, `together` points at a time as one batch, and note what came of them.
 
-    train   weights of an ensemble → trained weights; a regression with noise σ is trained as one with noise 1 and δσ²
+    values  trains some members, and gives what is to be known of each by name, "evidence" among it
     purpose all else that the trials depend on: a folder with another one is not gone on with
     folder  where the trials of finished points are kept; `resume` goes on with them
     """
@@ -64,8 +121,8 @@ def tuning_curve(
     with bar(f"curve in {name}", len(points), len(found)) as advance:
         for start in range(0, len(left), together):
             group = left[start : start + together]
-            for point, values in zip(group, _tried(group, draws, train, seed), strict=True):
-                pairs = zip(jobs[point.value], values, strict=True)
+            for point, rows in zip(group, _tried(group, draws, values, seed), strict=True):
+                pairs = zip(jobs[point.value], rows, strict=True)
                 own = [Trial(job.settings, each, job.repeat) for job, each in pairs]
                 for job, trial in zip(jobs[point.value], own, strict=True):
                     if kept is not None:
@@ -75,33 +132,70 @@ def tuning_curve(
     return TuningResult.of("grid", [trial for point in points for trial in found[point.value]])
 
 
-def _tried(group: Sequence[Point], draws: Draws, train: Train, seed: int) -> list[list[dict[str, float]]]:
+def curve_arrays(found: TuningResult, name: str, prefix: str) -> dict[str, np.ndarray]:
+    """PREFIX_VALUE_mean and PREFIX_VALUE_stderr along the setting, of every value that the trials have.
+
+    Of the relative gradient the median and the maximum over the draws instead: its mean says little.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    for value in found.values:
+        curve, own = found.curve(name, value), f"{prefix}_{value}"
+        if value == GRADIENT:
+            draws = [[t.values[value] for t in found.trials if t.settings[name] == each] for each in curve.settings]
+            arrays |= {f"{own}_median": np.median(draws, 1), f"{own}_max": np.max(draws, 1)}
+        else:
+            arrays |= {f"{own}_mean": np.array(curve.mean), f"{own}_stderr": np.array(curve.stderr)}
+    return arrays
+
+
+@dataclass(frozen=True)
+class Stars:
+    """The places on a curve of the largest evidence and of the smallest test error, and what the first costs."""
+
+    evidence: int
+    test: int
+    excess: float
+    """By which share the test error at the largest evidence is above the smallest."""
+
+    @staticmethod
+    def of(arrays: Mapping[str, np.ndarray], prefix: str) -> Stars:
+        """Of means along the setting; a point that diverged is none of the two."""
+        evidence, error = arrays[f"{prefix}_evidence_mean"], arrays[f"{prefix}_test_error_mean"]
+        chosen, best = int(np.nanargmax(evidence)), int(np.nanargmin(error))
+        return Stars(chosen, best, float(error[chosen] / error[best] - 1))
+
+    @property
+    def near(self) -> bool:
+        """Whether the two are at most one step of the grid apart."""
+        return abs(self.evidence - self.test) <= 1
+
+
+def _tried(group: Sequence[Point], draws: Draws, values: Values, seed: int) -> list[list[dict[str, float]]]:
     """The values of each draw at each point; networks of one architecture are trained as one ensemble."""
     build, count = group[0].build, draws.count
     draw = torch.arange(count).repeat(len(group))
     sigma = torch.tensor([point.sigma for point in group], dtype=torch.float64).repeat_interleave(count)
     delta = torch.tensor([point.prior_precision for point in group], dtype=torch.float64).repeat_interleave(count)
     inputs, targets = draws.train_inputs[draw], draws.train_targets[draw]
-    ensemble = Ensemble(build(), inputs, targets, GaussianLikelihood(1.0), delta * sigma**2)
-    first = initial_weights(build, [seed * 1000 + position for position in range(count)])[draw]
-    weights = train(ensemble, first)
-    curvature = ensemble.curvature(weights)
-    evidence = ensemble.evidence(weights, curvature, sigma.square())
-    scale = draws.scale[draw].square()
-    test = _squared_error(ensemble, weights, draws.test_inputs[draw], draws.test_targets[draw]) * scale
-    error = _squared_error(ensemble, weights, inputs, targets) * scale
-    columns = {
-        EVIDENCE: evidence,
-        "test_error": test,
-        "train_error": error,
-        "relative_gradient": curvature.relative_gradient,
-    }
+    ensemble = Ensemble(seeded(build, seed), inputs, targets, GaussianLikelihood(1.0), delta * sigma**2)
+    first = initial_weights(build, first_seeds(seed, count))[draw]
+    tested = (draws.test_inputs[draw], draws.test_targets[draw])
+    columns = values(Members(ensemble, first, sigma, *tested, draws.scale[draw]))
     rows = [
         {name: column[position].item() for name, column in columns.items()} for position in range(len(group) * count)
     ]
     return [rows[start : start + count] for start in range(0, len(rows), count)]
 
 
-def _squared_error(ensemble: Ensemble, weights: Tensor, inputs: Tensor, targets: Tensor) -> Float[Tensor, " B"]:
-    with torch.no_grad():
-        return (ensemble.outputs(weights, inputs) - targets).square().mean((1, 2))
+def first_seeds(seed: int, count: int) -> list[int]:
+    """Of the first weights of each draw, the same at every point."""
+    return [seed * 1000 + position for position in range(count)]
+
+
+def _laplace_values(members: Members, weights: Float[Tensor, "B P"]) -> dict[str, Tensor]:
+    curvature = members.ensemble.curvature(weights)
+    return {
+        EVIDENCE: members.ensemble.evidence(weights, curvature, members.sigma.square()),
+        **members.errors(weights),
+        GRADIENT: curvature.relative_gradient,
+    }

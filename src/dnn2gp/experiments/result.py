@@ -13,9 +13,10 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from dnn2gp.errors import FileFormatError
+from dnn2gp.errors import FileFormatError, InputError
 from dnn2gp.files import write_text, write_whole
 
+PRESETS = ("paper", "smoke")
 _FORMAT = 1
 
 
@@ -68,6 +69,13 @@ class Result:
             raise FileFormatError(
                 f"{folder} holds no whole result of {figure} ({error}). Run the experiment again."
             ) from error
+
+
+def check_preset(name: str) -> str:
+    """The name, if it is one of the two."""
+    if name not in PRESETS:
+        raise InputError(f"preset: expected {' or '.join(PRESETS)}; got {name!r}.")
+    return name
 
 
 def plain(config: object) -> dict[str, Any]:

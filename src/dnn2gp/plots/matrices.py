@@ -13,8 +13,10 @@ from dnn2gp.plots import style
 from dnn2gp.plots.style import Grouping
 
 
-def kernel_matrix(kernel: np.ndarray, labels: np.ndarray) -> Figure:
+def kernel_matrix(kernel: np.ndarray, labels: np.ndarray, names: tuple[str, ...] | None = None) -> Figure:
     """The N × N kernel between examples, rows and columns grouped by class, as in Fig. 4(a), right.
+
+    names  of the classes 0, 1, …; without them the bars have the labels
 
     The colours end at the 99th percentile of |κ| (stronger pairs have the last colour), so that the few largest
     entries, mostly on the diagonal, do not hide the rest.
@@ -29,8 +31,8 @@ def kernel_matrix(kernel: np.ndarray, labels: np.ndarray) -> Figure:
     limit = _limit(values)
     norm = Normalize(-limit, limit)
     image = axes.imshow(values, cmap=style.DIVERGING, norm=norm, interpolation="nearest")
-    style.class_bar(axes, groups, "left")
-    style.class_bar(axes, groups, "top")
+    style.class_bar(axes, groups, "left", names)
+    style.class_bar(axes, groups, "top", names)
     style.class_lines(axes, groups, "#888888", both=True)
     beyond = (bool((values < -limit).any()), bool((values > limit).any()))
     extend = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]

@@ -68,8 +68,8 @@ def class_colours(count: int) -> ListedColormap:
     return ListedColormap(matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, count)))
 
 
-def class_bar(axes: Axes, groups: Grouping, side: str) -> Axes:
-    """A bar beside the axes (side "left" or "top"), coloured and named by class."""
+def class_bar(axes: Axes, groups: Grouping, side: str, names: tuple[str, ...] | None = None) -> Axes:
+    """A bar beside the axes (side "left" or "top"), coloured and named by class; `names` are those of 0, 1, …."""
     colours = class_colours(len(groups.classes))
     vertical = side == "left"
     bounds = (-_BAR - _GAP, 0.0, _BAR, 1.0) if vertical else (0.0, 1.0 + _GAP, 1.0, _BAR)
@@ -80,10 +80,12 @@ def class_bar(axes: Axes, groups: Grouping, side: str) -> Axes:
     bar.set_xticks([])
     bar.set_yticks([])
     bar.spines[:].set_visible(False)
-    for position, (centre, name) in enumerate(zip(groups.centres, groups.classes, strict=True)):
+    for position, (centre, label) in enumerate(zip(groups.centres, groups.classes, strict=True)):
         x, y = (0, centre) if vertical else (centre, 0)
-        colour = _readable_on(colours(position))
-        bar.text(x, y, str(name), ha="center", va="center_baseline", fontsize=TICK, color=colour, weight="bold")
+        name = str(label) if names is None else names[label]
+        turned = 90 if vertical and len(name) > 2 else 0
+        look = {"fontsize": TICK, "color": _readable_on(colours(position)), "weight": "bold", "rotation": turned}
+        bar.text(x, y, name, ha="center", va="center" if turned else "center_baseline", **look)
     return bar
 
 

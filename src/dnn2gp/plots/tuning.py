@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,37 +45,71 @@ def tuning_curves(
               evidence has the left axis
     chosen    a setting to mark by a vertical line: the one that is used, where that need not be the best
     """
+    figure = style.new_figure(6.4, 4.2)
+    left = figure.add_subplot()
+    drawn = draw_curves(left, settings, evidence, errors, log_x=log_x, chosen=chosen)
+    style.describe(left, title, xlabel, error_label if errors else evidence_label)
+    if drawn.right is not left:
+        label_evidence(drawn.right, evidence_label)
+    legend(figure, drawn)
+    return figure
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """What a panel shows: the axes of the evidence, and what goes into the legend, by name."""
+
+    right: Axes
+    handles: dict[str, Any]
+
+
+def draw_curves(
+    left: Axes,
+    settings: Sequence[float] | Sequence[str],
+    evidence: Band,
+    errors: Mapping[str, Band] | None = None,
+    *,
+    log_x: bool = False,
+    chosen: float | None = None,
+) -> Drawn:
+    """The curves of one panel, without labels: errors on `left`, and where there are any, the evidence on its twin."""
     errors = {} if errors is None else errors
     named = any(isinstance(setting, str) for setting in settings)
     x = np.arange(len(settings), dtype=float) if named else np.asarray(settings, dtype=float)
     bands = {name: _band(band, len(x), name) for name, band in errors.items()}
     own = _band(evidence, len(x), "evidence")
-    figure = style.new_figure(6.4, 4.2)
-    left = figure.add_subplot()
     right = left.twinx() if bands else left
-    handles: dict[str, Any] = {name: _line(left, x, band, *_look(name, bands)) for name, band in bands.items()}
+    handles: dict[str, Any] = {
+        f"{name} error": _line(left, x, band, *_look(name, bands)) for name, band in bands.items()
+    }
     handles["log evidence"] = _line(right, x, own, EVIDENCE, "-", "o")
     if chosen is not None:
         handles["in use"] = left.axvline(chosen, color="#555555", linewidth=1, linestyle=":")
     star = _star(right, x, own[0], int(np.nanargmax(own[0])), EVIDENCE)
     if "test" in bands:
         _star(left, x, bands["test"][0], int(np.nanargmin(bands["test"][0])), TEST)
-    style.describe(left, title, xlabel, error_label if bands else evidence_label)
-    if bands:
-        right.set_ylabel(evidence_label, fontsize=style.LABEL, color=EVIDENCE)
-        right.tick_params(labelsize=style.TICK, colors=EVIDENCE)
     _axis(left, x, list(map(str, settings)) if named else None, log_x and not named)
     left.grid(axis="x", color="#eeeeee")
     left.set_axisbelow(True)
+    return Drawn(right, {**handles, "the best": star})
+
+
+def label_evidence(right: Axes, label: str) -> None:
+    """The axis of the evidence, in its colour."""
+    right.set_ylabel(label, fontsize=style.LABEL, color=EVIDENCE)
+    right.tick_params(labelsize=style.TICK, colors=EVIDENCE)
+
+
+def legend(figure: Figure, drawn: Drawn) -> None:
+    """One for the figure, below it."""
     figure.legend(
-        [*handles.values(), star],
-        [*(f"{name} error" if name in bands else name for name in handles), "the best"],
+        list(drawn.handles.values()),
+        list(drawn.handles),
         loc="outside lower center",
-        ncols=len(handles) + 1,
+        ncols=len(drawn.handles),
         frameon=False,
         fontsize=style.TICK,
     )
-    return figure
 
 
 def _line(

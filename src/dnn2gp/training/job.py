@@ -102,9 +102,8 @@ class Training:
         self.config, self.images = config, images
         count = len(images.train_labels) if config.num_train is None else config.num_train
         self.inputs, self.labels = images.train_images[:count], images.train_labels[:count]
-        self.network = lenet5(
-            channels=images.train_images.shape[1], side=images.train_images.shape[-1], seed=config.seed
-        )
+        _, channels, side, _ = images.train_images.shape
+        self.network = lenet5(len(images.classes) or 10, channels, side, config.seed)
         self.optimizer = self._optimizer()
         self.epoch, self.batch, self.seconds = 0, 0, 0.0
         self.path = config.folder / _CHECKPOINT

@@ -33,12 +33,14 @@ from dnn2gp.tuned import spread
 
 # Between these first λ the members begin, and with steps of this length in log λ; below the last they end.
 _FIRST, _LONG, _SHORTER, _SHORT = (10.0, 0.03), log(6.0), 0.35, 0.25
-# On the way a training ends when a step would gain less than this, in nats; and after as many steps, there and at last.
-_GAIN, _STEPS, _LAST_GAIN, _LAST_STEPS = 0.05, 60, 1e-4, 200
+# On the way a training ends when a step would gain less than this, in nats, or after as many steps.
+_GAIN, _STEPS = 0.05, 60
+# After these steps it goes on only if its evidence may still come to within so many nats of the best of its member.
+_LOOK, _HOPELESS = 15, 5.0
+# The same for the training at the end.
+_LAST_GAIN, _LAST_STEPS = 1e-3, 200
 # The damping of trainings that begin near a minimum.
 _WARM = 1e-2
-# Members whose evidence is this far below the best, in nats, are not trained to the end.
-_BEHIND = 20.0
 # Weights below this share of the first ones are those of no network: training begins anew with the first.
 _VANISHED = 1e-3
 # σ is looked for within these shares of the targets' spread.
@@ -163,12 +165,18 @@ class _Problem:
         return Ensemble(self.network, self.inputs, self.targets, self.likelihood, product)
 
     def evidence(
-        self, ensemble: Ensemble, weights: Float[Tensor, "B P"]
+        self, ensemble: Ensemble, weights: Float[Tensor, "B P"], *, hopeful: bool = False
     ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-        """The log evidence, −∞ where there is none, and σ² (1 where it is not open)."""
+        """The log evidence, −∞ where there is none, and σ² (1 where it is not open).
+
+        Weights that are no minimum are charged by what a step would gain; `hopeful`: as if it had been taken.
+        """
         variance = self._variance(ensemble, weights)
-        curvature = ensemble.curvature(weights)
-        found = ensemble.cautious_evidence(weights, curvature, None if self.spread is None else variance)
+        curvature, own = ensemble.curvature(weights), None if self.spread is None else variance
+        if hopeful:
+            found = ensemble.evidence(weights, curvature, own)
+        else:
+            found = ensemble.cautious_evidence(weights, curvature, own)
         return found.nan_to_num(nan=-torch.inf), variance
 
     def _variance(self, ensemble: Ensemble, weights: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
@@ -211,19 +219,31 @@ class _Search:
         own = self.active
         place = (self.place + self.direction * self.length)[own].clamp(*self.problem.bounds)
         ensemble = self.problem.ensemble(place.exp())
-        steps = _LAST_STEPS if self.problem.fixed else _STEPS
-        gain, damping = _GAIN * self.variance[own], _WARM if self._begun else 1.0
-        found = minimise(ensemble, self._start(own), gain=gain, damping=damping, max_iterations=steps)
-        evidence, variance = self.problem.evidence(ensemble, found.weights)
+        weights = self._trained(own, ensemble)
+        evidence, variance = self.problem.evidence(ensemble, weights)
         better = evidence > self.evidence[own]
         moved = own[better]
-        self.place[moved], self.weights[moved] = place[better], found.weights[better]
+        self.place[moved], self.weights[moved] = place[better], weights[better]
         self.evidence[moved], self.variance[moved] = evidence[better], variance[better]
         if self._begun:
             self._turn(moved, own[~better])
         else:
             self._begun = True
             self.length.fill_(0.0 if self.problem.fixed else _LONG)
+
+    def _trained(self, own: Int[Tensor, " b"], ensemble: Ensemble) -> Float[Tensor, "b P"]:
+        """Near a minimum; trainings that cannot become better than the best of their member are left early."""
+        gain, start = _GAIN * self.variance[own], self._start(own)
+        if not self._begun:
+            steps = _LAST_STEPS if self.problem.fixed else _STEPS
+            return minimise(ensemble, start, gain=gain, max_iterations=steps).weights
+        weights = minimise(ensemble, start, gain=gain, damping=_WARM, max_iterations=_LOOK).weights
+        hope = self.problem.evidence(ensemble, weights, hopeful=True)[0]
+        on = (hope > self.evidence[own] - _HOPELESS).nonzero()[:, 0]
+        if len(on):
+            rest = minimise(ensemble.take(on), weights[on], gain=gain[on], damping=_WARM, max_iterations=_STEPS - _LOOK)
+            weights[on] = rest.weights
+        return weights
 
     def _turn(self, moved: Int[Tensor, " a"], stayed: Int[Tensor, " c"]) -> None:
         """Those that moved go on, and what they come from is worse; the others turn round, or take shorter steps."""
@@ -242,27 +262,39 @@ class _Search:
         return torch.where(vanished, self.first[own], self.weights[own])
 
     def finished(self, network: nn.Module, rounds: int) -> Fitted:
-        """The best member, at its minimum: those near the best are trained to the end, to tell which it is."""
+        """The best member, at its minimum."""
         if not self.evidence.isfinite().any():
             raise DivergedError("No start led to a finite evidence: look at the scale of inputs and targets.")
-        near = (self.evidence > self.evidence.max() - _BEHIND).nonzero()[:, 0]
-        ensemble = self.problem.ensemble(self.place[near].exp())
-        gain = _LAST_GAIN * self.variance[near]
-        found = minimise(ensemble, self.weights[near], gain=gain, damping=_WARM, max_iterations=_LAST_STEPS)
-        evidence, variance = self.problem.evidence(ensemble, found.weights)
-        if not evidence.isfinite().any():
+        own = self._best_at_its_minimum()
+        weights, place, variance = self.weights[own], self.place[own], self.variance[own]
+        ensemble = self.problem.ensemble(place.exp())
+        curvature = ensemble.curvature(weights)
+        evidence = ensemble.evidence(weights, curvature, None if self.problem.spread is None else variance)
+        if not evidence.isfinite():
             raise DivergedError("The last training led to no finite evidence: look at the scale of inputs and targets.")
-        best = int(evidence.argmax())
-        write_weights(network, found.weights[best])
+        write_weights(network, weights[0])
         known = self.problem.likelihood
         return Fitted(
             network,
-            known if self.problem.spread is None else GaussianLikelihood(variance[best].sqrt().item()),
-            (ensemble.prior_precision[best, 0] / variance[best]).item(),
-            ensemble.evidence(found.weights, None, None if self.problem.spread is None else variance)[best].item(),
-            found.relative_gradient[best].item(),
+            known if self.problem.spread is None else GaussianLikelihood(variance.sqrt().item()),
+            (place.exp() / variance).item(),
+            evidence.item(),
+            curvature.relative_gradient.item(),
             rounds,
-            bool(self.length[near[best]] < _SHORT),
+            bool(self.length[own] < _SHORT),
             tuple(self.evidence.tolist()),
-            self.problem.at_edge(self.place[near[best]].item(), variance[best].item()),
+            self.problem.at_edge(place.item(), variance.item()),
         )
+
+    def _best_at_its_minimum(self) -> Int[Tensor, " 1"]:
+        """Train the best to the end; where another one is better than what it comes to, that one; and so on."""
+        ended = torch.zeros(len(self.evidence), dtype=torch.bool)
+        while not ended[best := self.evidence.argmax()]:
+            own = best[None]
+            ensemble = self.problem.ensemble(self.place[own].exp())
+            gain = _LAST_GAIN * self.variance[own]
+            found = minimise(ensemble, self.weights[own], gain=gain, damping=_WARM, max_iterations=_LAST_STEPS)
+            self.weights[own] = found.weights
+            self.evidence[own], self.variance[own] = self.problem.evidence(ensemble, found.weights)
+            ended[best] = True
+        return best[None]

@@ -1,0 +1,59 @@
+"""Fig. 4(b, d), Fig. 7, right, and Fig. 8: LeNet-5 on CIFAR-10, by Laplace and by VI."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from dnn2gp.experiments.images import LAPLACE, WORDS, ImagesConfig, accuracy_claim, kernel_claim, look_at_all
+from dnn2gp.experiments.mnist import posterior_mean_claim
+from dnn2gp.experiments.result import Claim, Result, check_preset, plain
+
+
+def preset(name: str) -> ImagesConfig:
+    """`paper`, or `smoke`: a little of it."""
+    whole = ImagesConfig(
+        data="cifar10",
+        adam_epochs=20,
+        adam_prior_precision=50.0,
+        laplace_prior_precision=50.0,
+        vogn_epochs=20,
+        vogn_prior_precision=1.0,
+    )
+    return replace(whole.smaller(), pool=1000) if check_preset(name) == "smoke" else whole
+
+
+def run(config: ImagesConfig, folder: Path) -> Result:
+    """Train by both methods, weights kept in `folder`, and look at some examples of each class."""
+    begin = time.perf_counter()
+    arrays = look_at_all(config, folder)
+    return Result("cifar", plain(config), arrays, _claims(arrays, config), time.perf_counter() - begin)
+
+
+def _claims(arrays: dict[str, np.ndarray], config: ImagesConfig) -> tuple[Claim, ...]:
+    found = []
+    for method in config.methods:
+        own = float(arrays[f"{method}_accuracy"])
+        if method == LAPLACE:
+            found.append(accuracy_claim("LeNet-5 by Adam", own, "68 %", lambda value: abs(value - 0.68) <= 0.02))
+        else:
+            found.append(accuracy_claim("LeNet-5 by VOGN, at the mean", own, "not said", None))
+        found.append(kernel_claim("CIFAR-10", arrays, method, "Fig. 8: slight traces of structure"))
+        found.append(posterior_mean_claim(arrays, method, "Fig. 4(b), 7: a more noisy pattern"))
+        found.append(_uncertainty_claim(arrays, method))
+    return tuple(found)
+
+
+def _uncertainty_claim(arrays: dict[str, np.ndarray], method: str) -> Claim:
+    """The model's uncertainty is below that of the labels."""
+    epistemic, aleatoric = (float(arrays[f"{method}_{name}"].mean()) for name in ("epistemic", "aleatoric"))
+    paper = "Fig. 4(d): much lower" if method == LAPLACE else "not said"
+    return Claim(
+        f"{WORDS[method]}: epistemic uncertainty is below aleatoric",
+        paper,
+        f"mean variance {epistemic:.3g} beside {aleatoric:.3g}",
+        epistemic < aleatoric,
+    )

@@ -1,0 +1,58 @@
+"""Fig. 4(a) and Fig. 7, left: LeNet-5 on MNIST, its kernel, posterior mean and uncertainties, by Laplace and by VI."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from dnn2gp.experiments.images import LAPLACE, VI, WORDS, ImagesConfig, accuracy_claim, kernel_claim, look_at_all
+from dnn2gp.experiments.result import Claim, Result, check_preset, plain
+
+
+def preset(name: str) -> ImagesConfig:
+    """`paper`, or `smoke`: a little of it."""
+    whole = ImagesConfig()
+    return whole.smaller() if check_preset(name) == "smoke" else whole
+
+
+def run(config: ImagesConfig, folder: Path) -> Result:
+    """Train by both methods, weights kept in `folder`, and look at some examples of each digit."""
+    begin = time.perf_counter()
+    arrays = look_at_all(config, folder)
+    return Result("mnist", plain(config), arrays, _claims(arrays, config), time.perf_counter() - begin)
+
+
+def _claims(arrays: dict[str, np.ndarray], config: ImagesConfig) -> tuple[Claim, ...]:
+    found = []
+    for method in config.methods:
+        own = float(arrays[f"{method}_accuracy"])
+        if method == LAPLACE:
+            found.append(accuracy_claim("LeNet-5 by Adam", own, "99 %", lambda value: value >= 0.99))
+        else:
+            found.append(accuracy_claim("LeNet-5 by VOGN, at the mean", own, "not said", None))
+        found.append(kernel_claim("MNIST", arrays, method, "Fig. 4(a), 7: examples of one class are correlated"))
+        found.append(posterior_mean_claim(arrays, method, "Fig. 4(a), 7: the pattern follows the classes"))
+    if {LAPLACE, VI} <= set(config.methods):
+        found.append(_negative_claim(arrays))
+    return tuple(found)
+
+
+def posterior_mean_claim(arrays: dict[str, np.ndarray], method: str, paper: str) -> Claim:
+    """Whether the posterior mean of the true class is the largest."""
+    share = float((arrays[f"{method}_posterior_mean"].argmax(1) == arrays["labels"]).mean())
+    words = f"largest at the true class for {share:.0%} of the examples"
+    return Claim(f"{WORDS[method]}: the posterior mean reflects the classes", paper, words, share > 0.5)
+
+
+def _negative_claim(arrays: dict[str, np.ndarray]) -> Claim:
+    """VI's kernel has more negative entries between classes."""
+    other = arrays["labels"][:, None] != arrays["labels"][None, :]
+    shares = {method: float((arrays[f"{method}_kernel"][other] < 0).mean()) for method in (LAPLACE, VI)}
+    return Claim(
+        "VI's kernel has more negative entries between classes than Laplace's",
+        "App. C: many more",
+        f"{shares[VI]:.1%} beside {shares[LAPLACE]:.1%}",
+        shares[VI] > shares[LAPLACE],
+    )

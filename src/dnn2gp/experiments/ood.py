@@ -1,0 +1,114 @@
+"""Beyond the paper: a network of digits looks at clothes. Does its epistemic uncertainty tell them apart?"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from dnn2gp.datasets import load_images
+from dnn2gp.experiments import mnist
+from dnn2gp.experiments.images import LAPLACE, VI, WORDS, ImagesConfig, Trained, load, pictures, predict, train
+from dnn2gp.experiments.images import kernel as kernel_of
+from dnn2gp.experiments.result import Claim, Result, check_preset, plain
+from dnn2gp.progress import track
+
+SCORES = {
+    "epistemic": "epistemic variance of the label",
+    "latent": "variance of f",
+    "max_probability": "1 − the largest probability (plain network)",
+    "entropy": "entropy of the probabilities (plain network)",
+}
+_CHUNK = 250
+
+
+@dataclass(frozen=True)
+class OodConfig:
+    """The network of the experiment on MNIST, and how many test images of both sets it looks at."""
+
+    network: ImagesConfig = field(default_factory=lambda: mnist.preset("paper"))
+    count: int = 2000
+    """Of each set, the first ones."""
+    kernel_count: int = 150
+    """Of each set, for the kernel between them."""
+
+    @property
+    def seed(self) -> int:
+        """Of the network."""
+        return self.network.seed
+
+
+def preset(name: str) -> OodConfig:
+    """`paper`, or `smoke`: a little of it."""
+    if check_preset(name) == "smoke":
+        return OodConfig(replace(mnist.preset("smoke")), count=40, kernel_count=12)
+    return OodConfig()
+
+
+def run(config: OodConfig, folder: Path) -> Result:
+    """Scores of both sets by every method, and the kernel between some images of each."""
+    begin = time.perf_counter()
+    digits, clothes = load(replace(config.network, num_test=None)), load_images("fashion_mnist")
+    sets = [own.test_images[: config.count] for own in (digits, clothes)]
+    inputs, outside = torch.cat(sets), np.repeat([0, 1], [len(own) for own in sets])
+    few = torch.cat([own[: config.kernel_count] for own in sets])
+    arrays = {
+        "outside": outside,
+        "images": pictures(config.network, few),
+        "few_outside": np.repeat([0, 1], [min(len(own), config.kernel_count) for own in sets]),
+        "digits": digits.test_labels[: config.kernel_count].numpy(),
+        "clothes": clothes.test_labels[: config.kernel_count].numpy(),
+        "digit_names": np.array(digits.classes),
+        "clothes_names": np.array(clothes.classes),
+    }
+    for method in config.network.methods:
+        trained = train(config.network, load(config.network), method, folder)
+        arrays |= {f"{method}_{name}": values for name, values in _scores(trained, inputs).items()}
+        arrays[f"{method}_kernel"] = kernel_of(trained, few)
+        own = predict(trained, few)
+        arrays[f"{method}_few_probabilities"] = own.mean.double().numpy()
+        arrays[f"{method}_few_epistemic"] = own.epistemic.sum(1).double().numpy()
+        arrays[f"{method}_few_aleatoric"] = own.aleatoric.sum(1).double().numpy()
+    return Result("ood", plain(config), arrays, _claims(arrays, config), time.perf_counter() - begin)
+
+
+def auroc(arrays: dict[str, np.ndarray], method: str, score: str) -> float:
+    """The chance that an image from outside has a larger score than one of the digits."""
+    return float(roc_auc_score(arrays["outside"], arrays[f"{method}_{score}"]))
+
+
+def _scores(trained: Trained, inputs: Float[Tensor, "N C H W"]) -> dict[str, np.ndarray]:
+    """Each larger where the network should be less sure."""
+    found: dict[str, list[Tensor]] = {name: [] for name in SCORES}
+    parts = inputs.split(_CHUNK)
+    for part in track(parts, "uncertainty of digits and clothes", total=len(parts)):
+        own = predict(trained, part)
+        found["epistemic"].append(own.epistemic.sum(1))
+        found["latent"].append(own.latent_covariance.diagonal(dim1=1, dim2=2).sum(1))
+        found["max_probability"].append(1 - own.mean.amax(1))
+        found["entropy"].append(torch.special.entr(own.mean).sum(1))
+    return {name: torch.cat(values).double().numpy() for name, values in found.items()}
+
+
+def _claims(arrays: dict[str, np.ndarray], config: OodConfig) -> tuple[Claim, ...]:
+    found = []
+    for method in config.network.methods:
+        values = {score: auroc(arrays, method, score) for score in SCORES}
+        plain_best = max(values["max_probability"], values["entropy"])
+        words = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
+        training = {LAPLACE: "Adam, diagonal Laplace", VI: "VOGN"}[method]
+        found.append(
+            Claim(
+                f"{WORDS[method]} ({training}): epistemic uncertainty tells clothes from digits",
+                "not in the paper",
+                f"AUROC: {words}",
+                max(values["epistemic"], values["latent"]) > plain_best,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,107 @@
+"""Several tuning curves as panels of one figure, in the layout of the paper's Figs. 5 and 6."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dnn2gp.plots import style
+from dnn2gp.plots.tuning import Band, Drawn, draw_curves, label_evidence, legend
+
+_WIDTH, _HEIGHT = 4.6, 3.8
+# Of the fits, from the weakest prior to the strongest; they also differ in their dashes.
+_FITS = (("#c44e52", "--"), ("#1d3d78", "-"), ("#55a868", ":"), ("#8172b2", "-."))
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """Errors and the log evidence along one setting, as `tuning_curves` takes them."""
+
+    settings: Sequence[float] | np.ndarray
+    evidence: Band
+    errors: Mapping[str, Band] = field(default_factory=dict)
+    xlabel: str = ""
+    title: str = ""
+    log_x: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A network along x, and the standard deviation of y of its GP."""
+
+    name: str
+    mean: np.ndarray
+    std: np.ndarray
+
+
+def tuning_panels(
+    panels: Sequence[Panel], *, error_label: str = "mean squared error", evidence_label: str = "log evidence (nats)"
+) -> Figure:
+    """Fig. 6: errors on the left axis of each panel, the log evidence on the right; stars where each is best."""
+    if not panels:
+        raise ValueError("expected at least one panel.")
+    figure = style.new_figure(_WIDTH * len(panels), _HEIGHT)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    _panels(figure, list(axes), panels, error_label, evidence_label)
+    return figure
+
+
+def fits_and_panels(
+    x: np.ndarray,
+    fits: Sequence[Fit],
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    panels: Sequence[Panel],
+    *,
+    error_label: str = "mean squared error",
+    evidence_label: str = "log evidence (nats)",
+) -> Figure:
+    """Fig. 5: the data with some fits at the left, then the panels of `tuning_panels`.
+
+    fits  with their bands of one standard deviation; what they are called goes into the legend of their panel
+    """
+    if not fits or not panels:
+        raise ValueError(f"expected fits and panels, got {len(fits)} and {len(panels)}.")
+    figure = style.new_figure(_WIDTH * (len(panels) + 1), _HEIGHT)
+    axes = figure.subplots(1, len(panels) + 1, squeeze=False)[0]
+    _fits(axes[0], x, fits, inputs, targets)
+    _panels(figure, list(axes[1:]), panels, error_label, evidence_label)
+    return figure
+
+
+def _panels(
+    figure: Figure, axes: Sequence[Axes], panels: Sequence[Panel], error_label: str, evidence_label: str
+) -> None:
+    """Each panel, with labels at the outer axes alone, and one legend for all."""
+    drawn: list[Drawn] = []
+    for left, panel in zip(axes, panels, strict=True):
+        own = draw_curves(left, list(panel.settings), panel.evidence, panel.errors, log_x=panel.log_x)
+        first, last = not drawn, len(drawn) == len(panels) - 1
+        style.describe(left, panel.title, panel.xlabel, (error_label if panel.errors else evidence_label) * first)
+        if own.right is not left:
+            label_evidence(own.right, evidence_label * last)
+        drawn.append(own)
+    legend(figure, max(drawn, key=lambda each: len(each.handles)))
+
+
+def _fits(axes: Axes, x: np.ndarray, fits: Sequence[Fit], inputs: np.ndarray, targets: np.ndarray) -> None:
+    """Means as lines, bands as light fills with thin edges, the data as dots."""
+    if len(fits) > len(_FITS):
+        raise ValueError(f"expected at most {len(_FITS)} fits, got {len(fits)}.")
+    axes.plot(inputs, targets, "k.", markersize=4, label="data", zorder=3)
+    for (colour, dashes), fit in zip(_FITS, fits, strict=False):
+        if fit.mean.shape != x.shape or fit.std.shape != x.shape:
+            raise ValueError(f"{fit.name}: expected {x.shape} means and deviations, got {fit.mean.shape}.")
+        low, high = fit.mean - fit.std, fit.mean + fit.std
+        axes.fill_between(x, low, high, color=colour, alpha=0.08, linewidth=0)
+        for edge in (low, high):
+            axes.plot(x, edge, color=colour, linewidth=0.7, linestyle=dashes)
+        axes.plot(x, fit.mean, color=colour, linewidth=1.8, linestyle=dashes, label=fit.name, zorder=4)
+    style.describe(axes, "Model fits", "x", "y")
+    axes.set_xlim(float(x[0]), float(x[-1]))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=style.TICK, frameon=False, loc="upper left")

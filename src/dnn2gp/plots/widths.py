@@ -1,0 +1,59 @@
+"""Ever wider networks beside the Gaussian process of infinitely many units."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dnn2gp.plots import style
+
+_COLOURS = {"all weights": "#c44e52", "last layer": "#4c72b0"}
+
+
+def widths(
+    counts: np.ndarray,
+    errors: dict[str, np.ndarray],
+    x: np.ndarray,
+    means: np.ndarray,
+    stds: np.ndarray,
+    limit: tuple[np.ndarray, np.ndarray],
+    data: tuple[np.ndarray, np.ndarray],
+) -> Figure:
+    """Left how far the kernels are from their limits, right the GPs of three widths.
+
+    counts       W widths; errors by name, W × repeats
+    means, stds  W × repeats × len(x): of the first repeat two widths are drawn, the smallest and one in the middle
+    limit        mean and standard deviation of the infinite one
+    """
+    figure = style.new_figure(13.2, 4.3)
+    panels = figure.subplots(1, 4, width_ratios=[1.25, 1, 1, 1])
+    _errors(panels[0], counts, errors)
+    shown = [0, len(counts) // 2, len(counts) - 1]
+    for axes, place in zip(panels[1:], shown, strict=True):
+        _band(axes, x, *limit, "#222222", "infinitely many units", 0.1)
+        _band(axes, x, means[place, 0], stds[place, 0], "#c44e52", f"{counts[place]:,} units", 0.2)
+        axes.plot(*data, "k.", markersize=5)
+        axes.legend(fontsize=style.TICK, frameon=False, loc="upper center")
+        axes.set_ylim(-4, 4.8)
+        style.describe(axes, f"GP of a network of {counts[place]:,} units", "x", "f" if place == 0 else "")
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _errors(axes: Axes, counts: np.ndarray, errors: dict[str, np.ndarray]) -> None:
+    for name, values in errors.items():
+        colour = _COLOURS.get(name, "#555555")
+        axes.plot(counts, values, ".", color=colour, alpha=0.35, markersize=5)
+        axes.plot(counts, values.mean(1), "-o", color=colour, markersize=5, label=name)
+    first = max(values.mean(1)[0] for values in errors.values())
+    axes.plot(counts, 1.3 * first * np.sqrt(counts[0] / counts), "--", color="#888888", label="∝ 1/√width")
+    axes.set(xscale="log", yscale="log")
+    axes.legend(fontsize=style.TICK, frameon=False, title="kernel of", title_fontsize=style.TICK)
+    style.describe(axes, "Towards the infinite network", "hidden units", "‖κ − κ∞‖ / ‖κ∞‖")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _band(axes: Axes, x: np.ndarray, mean: np.ndarray, std: np.ndarray, colour: str, name: str, alpha: float) -> None:
+    axes.fill_between(x, mean - 2 * std, mean + 2 * std, color=colour, alpha=alpha, linewidth=0)
+    axes.plot(x, mean, color=colour, linewidth=1.5, label=f"{name} ± 2 standard deviations")

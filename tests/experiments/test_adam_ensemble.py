@@ -1,0 +1,65 @@
+"""Adam for many networks at once: against torch's optimizer and scheduler, one network at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dnn2gp import GaussianLikelihood, minimise
+from dnn2gp.ensemble import Ensemble, initial_weights
+from dnn2gp.experiments import adam_ensemble
+from dnn2gp.nets import mlp
+
+EPOCHS, RATE = 100, 0.3
+
+
+def problem(depth: int = 2) -> tuple[Ensemble, torch.Tensor]:
+    """Three members of eight examples."""
+    generator = torch.Generator().manual_seed(3)
+    x, y = (torch.randn(3, 8, size, generator=generator, dtype=torch.float64) for size in (2, 1))
+    delta = torch.tensor([0.1, 1.0, 5.0], dtype=torch.float64)
+
+    def build() -> nn.Module:
+        return mlp(2, 1, width=4, depth=depth).double()
+
+    return Ensemble(build(), x, y, GaussianLikelihood(1.0), delta), initial_weights(build, [0, 1, 2])
+
+
+def by_torch(ensemble: Ensemble, first: torch.Tensor, member: int) -> torch.Tensor:
+    network = ensemble.network
+    nn.utils.vector_to_parameters(first[member].clone(), network.parameters())
+    optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=3)
+    for _ in range(EPOCHS):
+        optimizer.zero_grad()
+        penalty = sum(weight.square().sum() for weight in network.parameters())
+        fit = 0.5 * (network(ensemble.inputs[member]) - ensemble.targets[member]).square().sum()
+        loss = fit + 0.5 * ensemble.prior_precision[member, 0] * penalty
+        loss.backward()
+        optimizer.step()
+        plateau.step(loss.item())
+    assert optimizer.param_groups[0]["lr"] < RATE  # it fell
+    return nn.utils.parameters_to_vector(network.parameters()).detach()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("units", [1, 2**19])
+def test_steps_are_those_of_torch(depth, units, monkeypatch):
+    """However many members are computed at a time."""
+    monkeypatch.setattr(adam_ensemble, "_UNITS", units)
+    ensemble, first = problem(depth)
+    start = first.clone()
+    found = adam_ensemble.adam(ensemble, first, lr=RATE, epochs=EPOCHS, factor=0.5, patience=3, dtype=torch.float64)
+    assert torch.equal(first, start)
+    for member in range(3):
+        expected = by_torch(ensemble, first, member)
+        torch.testing.assert_close(found[member], expected, rtol=1e-8, atol=1e-8)
+
+
+def test_the_same_as_for_any_network():
+    ensemble, first = problem()
+    ours = adam_ensemble.adam(ensemble, first, lr=0.05, epochs=20)
+    theirs = minimise.adam(ensemble, first, lr=0.05, epochs=20)
+    assert ours.dtype == torch.float64
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
