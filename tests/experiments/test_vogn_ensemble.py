@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,10 +17,12 @@ from dnn2gp.online_newton import OnlineNewton
 SETTINGS = VognSettings(steps=6, lr=0.3, precision_lr=0.2, num_samples=3, initial_precision=5.0)
 
 
-def problem(members: int = 3, examples: int = 7, inputs: int = 2, outputs: int = 1, depth: int = 1):
+def problem(
+    members: int = 3, examples: int = 7, inputs: int = 2, outputs: int = 1, depth: int = 1, activation: str = "tanh"
+):
     """A network, data, δ and first weights of each member."""
     generator = torch.Generator().manual_seed(5)
-    network = mlp(inputs, outputs, width=4, depth=depth).double()
+    network = mlp(inputs, outputs, width=4, depth=depth, activation=activation).double()
     size = sum(weight.numel() for weight in network.parameters())
     x, y, first = (
         torch.randn(members, *shape, generator=generator, dtype=torch.float64)
@@ -42,8 +46,8 @@ def noise_of(seed: int, members: int, settings: VognSettings, size: int) -> list
     return found
 
 
-def by_hand(network, x, y, delta, mean, sigma, settings, noise, factor=lambda step: 1.0) -> tuple[Tensor, Tensor]:
-    """One member: the loss of every example differentiated by itself."""
+def by_hand(network, x, y, delta, mean, sigma, settings, noise) -> tuple[Tensor, Tensor]:
+    """One member: the loss of every example, and for Gauss-Newton its output, differentiated by itself."""
     precision = torch.full_like(mean, settings.initial_precision)
     for step in range(settings.steps):
         gradient, squares = torch.zeros_like(mean), torch.zeros_like(mean)
@@ -53,9 +57,12 @@ def by_hand(network, x, y, delta, mean, sigma, settings, noise, factor=lambda st
                 loss = 0.5 * ((target - network(example)) ** 2).sum() / sigma**2
                 own = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(network.parameters()))])
                 gradient += own / settings.num_samples
+                if settings.gauss_newton:
+                    own = torch.autograd.grad(network(example).sum() / sigma, list(network.parameters()))
+                    own = torch.cat([g.flatten() for g in own])
                 squares += own**2 / settings.num_samples
         precision = (1 - settings.precision_lr) * precision + settings.precision_lr * (squares + delta)
-        mean = mean - factor(step) * settings.lr * (gradient + delta * mean) / precision
+        mean = mean - settings.lr * (gradient + delta * mean) / precision
     return mean, precision
 
 
@@ -74,6 +81,28 @@ def test_steps_are_those_of_gradients_example_by_example(steps, examples, inputs
         mean, precision = by_hand(network, *own, 0.7, settings, noise[member])
         torch.testing.assert_close(q.mean[member], mean, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(q.precision[member], precision, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("gauss_newton", [False, True])
+@pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_units_and_curvatures(gauss_newton, activation, depth):
+    network, x, y, delta, first = problem(2, depth=depth, activation=activation)
+    settings = replace(SETTINGS, gauss_newton=gauss_newton)
+    generator = torch.Generator().manual_seed(1)
+    q = vogn(network, x, y, delta, first, settings, generator, sigma=0.7, dtype=torch.float64)
+    noise = noise_of(1, 2, settings, first.shape[1])
+    for member in range(2):
+        own = (x[member], y[member], delta[member], first[member])
+        mean, precision = by_hand(network, *own, 0.7, settings, noise[member])
+        torch.testing.assert_close(q.mean[member], mean, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(q.precision[member], precision, rtol=1e-10, atol=1e-10)
+
+
+def test_gauss_newton_is_for_one_output():
+    network, *parts = problem(2, outputs=2)
+    with pytest.raises(InputError, match="one output"):
+        vogn(network, *parts, replace(SETTINGS, gauss_newton=True), torch.Generator())
 
 
 def test_a_step_of_the_optimizer_is_the_same(monkeypatch):
@@ -153,7 +182,7 @@ def test_what_cannot_be_used_is_refused():
         vogn(network, x, y, -delta, first, SETTINGS, generator)
     with pytest.raises(InputError, match="targets: expected"):
         vogn(network, x, y.repeat(1, 1, 2), delta, first, SETTINGS, generator)
-    with pytest.raises(InputError, match="tanh between them"):
+    with pytest.raises(InputError, match="between them, as mlp"):
         vogn(mlp(2, 1, width=4, activation="relu").double(), x, y, delta, first, SETTINGS, generator)
     with pytest.raises(InputError, match="steps"):
         VognSettings(steps=0)

@@ -9,9 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.ensemble import Ensemble
-from dnn2gp.experiments.mlp_passes import Passes, linear_shapes
-from dnn2gp.memory import chunks
-from dnn2gp.progress import track
+from dnn2gp.experiments.mlp_passes import Passes, Sizes
+from dnn2gp.experiments.threads import equal_parts, in_threads
 
 # Units of one layer, of all examples of some members, that are computed at a time: they then stay in the cache.
 _UNITS = 2**19
@@ -32,38 +31,41 @@ def adam(
 
     The same steps as `minimise.adam`, of Σ_n ½ (y_n − f_n)² + ½ δ wᵀw, with gradients by hand.
     """
-    gradients = _Gradients(ensemble, dtype)
-    point = weights.to(dtype, copy=True)
-    first, second = torch.zeros_like(point), torch.zeros_like(point)
-    rates = torch.full((len(point), 1), lr, dtype=dtype)
-    best, waited = torch.full((len(point),), torch.inf, dtype=dtype), torch.zeros(len(point))
-    for epoch in track(range(1, epochs + 1), "training by Adam", total=epochs):
-        loss, gradient = gradients(point)
+    sizes, size = Sizes.of(ensemble.network), ensemble.size
+    inputs, targets = (part.to(dtype).expand(size, -1, -1) for part in (ensemble.inputs, ensemble.targets))
+    delta = ensemble.prior_precision.to(dtype)
+
+    def train(part: slice) -> Tensor:
+        passes = Passes(sizes, inputs[part], targets[part])
+        return _train(passes, delta[part], weights[part].to(dtype, copy=True), lr, epochs, factor, patience)
+
+    each = inputs.shape[1] * max(shape[0] for shape in sizes.shapes)
+    return torch.cat(in_threads(train, equal_parts(size, _UNITS // each), "training by Adam")).double()
+
+
+def _train(
+    passes: Passes,
+    delta: Float[Tensor, "b #P"],
+    weights: Float[Tensor, "b P"],
+    lr: float,
+    epochs: int,
+    factor: float,
+    patience: int,
+) -> Float[Tensor, "b P"]:
+    """All epochs of some members; `weights` are changed in place."""
+    first, second = torch.zeros_like(weights), torch.zeros_like(weights)
+    rates = torch.full_like(weights[:, :1], lr)
+    best, waited = torch.full_like(weights[:, 0], torch.inf), torch.zeros_like(weights[:, 0])
+    for epoch in range(1, epochs + 1):
+        fit, gradient = passes.loss_and_gradient(weights)
+        loss, gradient = fit + 0.5 * (delta * weights.square()).sum(1), gradient + delta * weights
         first.lerp_(gradient, 1 - _BETA1)
         second.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
         scale = (second.sqrt() / sqrt(1 - _BETA2**epoch)).add_(_EPSILON)
-        point.sub_(rates * first / scale / (1 - _BETA1**epoch))
+        weights.sub_(rates * first / scale / (1 - _BETA1**epoch))
         better = loss < best * (1 - 1e-4)
         best, waited = torch.where(better, loss, best), torch.where(better, 0.0, waited + 1)
         tired = waited > patience
         rates[tired] *= factor
         waited[tired] = 0.0
-    return point.double()
-
-
-class _Gradients:
-    """Losses and gradients of all members, a few at a time."""
-
-    def __init__(self, ensemble: Ensemble, dtype: torch.dtype) -> None:
-        shapes, size = linear_shapes(ensemble.network), ensemble.size
-        inputs, targets = (part.to(dtype).expand(size, -1, -1) for part in (ensemble.inputs, ensemble.targets))
-        self.delta = ensemble.prior_precision.to(dtype)
-        each = inputs.shape[1] * max(shape[0] for shape in shapes)
-        self.parts = list(chunks(size, max(1, _UNITS // each)))
-        self.passes = [Passes(shapes, inputs[part], targets[part]) for part in self.parts]
-
-    def __call__(self, weights: Float[Tensor, "B P"]) -> tuple[Float[Tensor, " B"], Float[Tensor, "B P"]]:
-        """Σ_n ℓ_n + ½ δ wᵀw and its gradient."""
-        own = [passes.loss_and_gradient(weights[part]) for passes, part in zip(self.passes, self.parts, strict=True)]
-        loss, gradient = torch.cat([pair[0] for pair in own]), torch.cat([pair[1] for pair in own])
-        return loss + 0.5 * (self.delta * weights.square()).sum(1), gradient + self.delta * weights
+    return weights

@@ -14,14 +14,19 @@ from dnn2gp.experiments.result import Claim, Result, check_preset, plain
 
 
 def preset(name: str) -> ImagesConfig:
-    """`paper`, or `smoke`: a little of it."""
+    """`paper`, or `smoke`: a little of it.
+
+    Without turned images this network comes to 62 to 65 % of the test images, whatever the weight decay.
+    """
     whole = ImagesConfig(
         data="cifar10",
         adam_epochs=20,
-        adam_prior_precision=50.0,
-        laplace_prior_precision=50.0,
+        adam_lr=2e-3,
+        adam_prior_precision=25.0,
+        laplace_prior_precision=25.0,
         vogn_epochs=20,
         vogn_prior_precision=1.0,
+        flip=True,
     )
     return replace(whole.smaller(), pool=1000) if check_preset(name) == "smoke" else whole
 

@@ -18,7 +18,7 @@ from dnn2gp.experiments.small import seeded
 from dnn2gp.likelihoods import GaussianLikelihood
 from dnn2gp.memory import chunks
 from dnn2gp.progress import bar
-from dnn2gp.tune.jobs import Job, JobFolder
+from dnn2gp.tune.jobs import Job, JobFolder, one_thread
 from dnn2gp.tuning_result import EVIDENCE, Trial, TuningResult
 
 Build: TypeAlias = "Callable[[], nn.Module]"
@@ -83,7 +83,8 @@ def laplace_values(train: Train) -> Values:
         weights = train(members.ensemble, members.first)
         each = 8 * _MATRICES * weights.shape[1] ** 2
         parts = list(chunks(len(weights), max(1, _BUDGET // each)))
-        found = [_laplace_values(members.take(part), weights[part]) for part in parts]
+        with one_thread():  # threads that share small operations wait for each other
+            found = [_laplace_values(members.take(part), weights[part]) for part in parts]
         return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
     return values

@@ -55,6 +55,8 @@ class ImagesConfig:
     vogn_initial_precision: float | None = None
     temperature: float = 1.0
     batch_size: int = 128
+    flip: bool = False
+    """Whether images are turned left to right by chance while training."""
     num_train: int | None = None
     num_test: int | None = None
     per_class: int = 30
@@ -80,6 +82,7 @@ class ImagesConfig:
             initial_precision=None if adam else self.vogn_initial_precision,
             temperature=1.0 if adam else self.temperature,
             num_train=self.num_train,
+            flip=self.flip,
             networks=_NETWORKS,
             seed=self.seed,
             out=folder,

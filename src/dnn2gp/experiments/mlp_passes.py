@@ -1,6 +1,6 @@
-"""Gradients of many tanh networks in a regression at once, by hand: sums over examples of them, and of their squares.
+"""Gradients of many small networks in a regression at once, by hand: sums over examples, and of their squares.
 
-    ℓ = ½ (y − f)² / σ²,        through layer and tanh:  g ← (g W) (1 − a²)
+    ℓ = ½ (y − f)² / σ²,        through layer and units:  g ← (g W) (1 − a²) for tanh, (g W) (a − a²) for sigmoid
 
 In a linear layer the gradient of one example is the outer product of g_n, that in its outputs, and of its inputs a_n:
 its sum is Σ_n g_n a_nᵀ, that of its squares Σ_n g_n² (a_n²)ᵀ, and no gradient of a single example is formed.
@@ -9,6 +9,7 @@ its sum is Σ_n g_n a_nᵀ, that of its squares Σ_n g_n² (a_n²)ᵀ, and no gr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -18,18 +19,48 @@ from torch import Tensor, nn
 from dnn2gp.errors import InputError
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """The layers of a network like those of `nets.mlp`."""
+
+    shapes: tuple[torch.Size, ...]
+    """outputs × inputs of each."""
+    sigmoid: bool
+    """Whether its units are sigmoids; else tanh."""
+
+    @property
+    def num_weights(self) -> int:
+        """P."""
+        return sum(shape.numel() + shape[0] for shape in self.shapes)
+
+    @staticmethod
+    def of(network: nn.Module) -> Sizes:
+        """Refuses what is no such network."""
+        modules = list(network) if isinstance(network, nn.Sequential) else [network]
+        linear, between = modules[::2], modules[1::2]
+        shapes = [module.weight.shape for module in linear if isinstance(module, nn.Linear) and module.bias is not None]
+        alike = any(all(isinstance(each, kind) for each in between) for kind in (nn.Tanh, nn.Sigmoid))
+        fits = len(shapes) == len(linear) == len(between) + 1 and alike
+        if not fits or any(first[0] != second[1] for first, second in pairwise(shapes)):
+            raise InputError(
+                "network: expected linear layers with biases and tanh, or sigmoids, between them, as mlp; got "
+                f"{network}."
+            )
+        return Sizes(tuple(shapes), bool(between) and isinstance(between[0], nn.Sigmoid))
+
+
 class Passes:
     """Forward and backward passes of b members over all their data, at S weights each."""
 
     def __init__(
         self,
-        shapes: Sequence[torch.Size],
+        sizes: Sizes,
         inputs: Float[Tensor, "b N I"],
         targets: Float[Tensor, "b N K"],
         num_samples: int = 1,
         sigma: float = 1.0,
     ) -> None:
-        self.shapes, self.sigma, self.members = shapes, sigma, len(inputs)
+        self.sizes, self.sigma, self.members, shapes = sizes, sigma, len(inputs), sizes.shapes
         repeated, self.targets = (part.repeat_interleave(num_samples, 0) for part in (inputs, targets))
         rows = repeated.shape[:2]
         # Held from step to step: to ask the system for as much memory anew takes longer than to compute what is in it.
@@ -53,6 +84,22 @@ class Passes:
             self._backward(layers, place)
         return torch.cat(gradients[::-1], 1), torch.cat(squares[::-1], 1)
 
+    def sums_of_features(self, weights: Float[Tensor, "b S P"]) -> tuple[Float[Tensor, "b P"], Float[Tensor, "b P"]]:
+        """Σ_s Σ_n of ∇ℓ_n(w_s), and diag JᵀJ/σ²: one backward pass of f itself, for networks of one output."""
+        layers = self._layers(weights.flatten(0, 1))
+        self._forward(layers)
+        residual = self.back[-1].clone()
+        self.back[-1].fill_(1.0)
+        gradients, squares = [], []
+        for place in reversed(range(len(layers))):
+            back, squared = self.back[place], self.back_squared[place]
+            torch.mul(back, residual, out=squared)
+            gradients += [self._rows(squared).sum(1), self._product(squared, self.before[place])]
+            torch.mul(back, back, out=squared)
+            squares += [self._rows(squared).sum(1), self._product(squared, self.before_squared[place])]
+            self._backward(layers, place)
+        return torch.cat(gradients[::-1], 1), torch.cat(squares[::-1], 1) / self.sigma**2
+
     def loss_and_gradient(self, weights: Float[Tensor, "b P"]) -> tuple[Float[Tensor, " b"], Float[Tensor, "b P"]]:
         """Σ_n ℓ_n(w) and its gradient, at one vector of weights each."""
         layers = self._layers(weights)
@@ -69,8 +116,9 @@ class Passes:
         """Units, their squares, and the gradient in the outputs, (f − y) / σ²."""
         for place, (weight, bias) in enumerate(layers[:-1]):
             units = self.before[place + 1]
-            torch.baddbmm(2 * bias[:, None], self.before[place], 2 * weight.mT, out=units)
-            _tanh_of_half(units)
+            factor = 1 if self.sizes.sigmoid else 2
+            torch.baddbmm(factor * bias[:, None], self.before[place], factor * weight.mT, out=units)
+            units.sigmoid_() if self.sizes.sigmoid else _tanh_of_half(units)
             torch.mul(units, units, out=self.before_squared[place + 1])
         weight, bias = layers[-1]
         torch.baddbmm(bias[:, None], self.before[-1], weight.mT, out=self.back[-1])
@@ -82,13 +130,16 @@ class Passes:
             back, lower, weight = self.back[place], self.back[place - 1], layers[place][0]
             product = torch.mul if weight.shape[1] == 1 else torch.bmm
             product(back, weight, out=lower)
-            lower.addcmul_(lower, self.before_squared[place], value=-1)
+            if self.sizes.sigmoid:
+                lower.mul_(self.before[place] - self.before_squared[place])
+            else:
+                lower.addcmul_(lower, self.before_squared[place], value=-1)
 
     def _layers(self, weights: Float[Tensor, "M P"]) -> list[tuple[Tensor, Tensor]]:
         """Views of the flat weights as each layer's matrix and bias."""
-        sizes = [size for shape in self.shapes for size in (shape.numel(), shape[0])]
+        sizes = [size for shape in self.sizes.shapes for size in (shape.numel(), shape[0])]
         parts = weights.split(sizes, 1)
-        pairs = zip(self.shapes, parts[::2], parts[1::2], strict=True)
+        pairs = zip(self.sizes.shapes, parts[::2], parts[1::2], strict=True)
         return [(matrix.unflatten(1, shape), bias) for shape, matrix, bias in pairs]
 
     def _rows(self, values: Float[Tensor, "M N H"]) -> Float[Tensor, "b SN H"]:
@@ -100,17 +151,6 @@ class Passes:
         g, a = self._rows(back), self._rows(before)
         product = g.mT @ a if g.shape[2] < a.shape[2] else (a.mT @ g).mT
         return product.flatten(1)
-
-
-def linear_shapes(network: nn.Module) -> list[torch.Size]:
-    """outputs × inputs of each layer of a network like those of `nets.mlp`."""
-    modules = list(network) if isinstance(network, nn.Sequential) else [network]
-    linear, between = modules[::2], modules[1::2]
-    shapes = [module.weight.shape for module in linear if isinstance(module, nn.Linear) and module.bias is not None]
-    fits = len(shapes) == len(linear) == len(between) + 1 and all(isinstance(each, nn.Tanh) for each in between)
-    if not fits or any(first[0] != second[1] for first, second in pairwise(shapes)):
-        raise InputError(f"network: expected linear layers with biases and tanh between them, as mlp; got {network}.")
-    return shapes
 
 
 def _tanh_of_half(doubled: Float[Tensor, "M N H"]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -17,15 +17,17 @@ from torch import Tensor, nn
 from dnn2gp.convert import convert
 from dnn2gp.datasets import load_snelson
 from dnn2gp.datasets.snelson import Regression
-from dnn2gp.errors import InputError
+from dnn2gp.ensemble import Ensemble, initial_weights, write_weights
+from dnn2gp.errors import InputError, NotAMinimumWarning
 from dnn2gp.experiments.result import Claim, Result, plain
-from dnn2gp.experiments.small import seeded, train_best
+from dnn2gp.experiments.small import seeded
+from dnn2gp.experiments.vogn_ensemble import VognSettings, elbo, vogn
 from dnn2gp.likelihoods import GaussianLikelihood
+from dnn2gp.minimise import minimise
 from dnn2gp.monte_carlo import sample_network
 from dnn2gp.nets import mlp
-from dnn2gp.optimizers import VOGN
-from dnn2gp.progress import track
 from dnn2gp.structures import Diagonal
+from dnn2gp.tune.jobs import one_thread
 
 OURS, SAMPLED, RBF_GP = "dnn2gp", "dnn", "gp_rbf"
 
@@ -41,14 +43,10 @@ class SnelsonConfig:
     restarts: int = 5
     max_iterations: int = 2000
     vi_prior_precision: float = 1.0
-    vi_lr: float = 0.1
-    vi_precision_lr: float = 0.005
-    """1 − the paper's decay of 0.995."""
-    vi_momentum: float = 0.9
-    vi_samples: int = 10
-    vi_initial_precision: float = 50.0
-    vi_batch: int = 20
-    vi_epochs: int = 16_000
+    vi_gp_prior_precision: float = 0.1
+    """δ of the GP of the VI panel: the paper trains with 1 and builds its GP with the 0.1 of the other panel."""
+    vi: VognSettings = field(default_factory=lambda: VognSettings(8000, 0.05, 0.005, 10, 50.0))
+    """With the paper's rate of the precision (1 − decay), samples and first precision; a step sees all data."""
     num_networks: int = 1000
     """Sampled for the bands of DNN-Laplace and DNN-VI."""
     rbf_restarts: int = 20
@@ -60,8 +58,8 @@ class SnelsonConfig:
     def preset(name: str) -> SnelsonConfig:
         """`paper`, or `smoke`: a little of it."""
         if name == "smoke":
-            small = SnelsonConfig(width=4, restarts=1, max_iterations=30, resolution=29, num_networks=5)
-            return replace(small, vi_epochs=5, vi_samples=2, rbf_restarts=1)
+            small = SnelsonConfig(width=4, restarts=2, max_iterations=30, resolution=29, num_networks=5)
+            return replace(small, vi=VognSettings(20, 0.05, 0.005, 2, 50.0), rbf_restarts=1)
         if name != "paper":
             raise InputError(f"preset: expected paper or smoke; got {name!r}.")
         return SnelsonConfig()
@@ -85,8 +83,8 @@ def run(config: SnelsonConfig) -> Result:
     whole = load_snelson()
     data = whole.without(*config.gap)
     x = torch.linspace(*config.extent, config.resolution, dtype=torch.float64)[:, None]
-    laplace, relative_gradient = _laplace(config, data, x)
-    vi, elbo = _vi(config, data, x)
+    laplace, minima = _laplace(config, data, x)
+    vi, more = _vi(config, data, x)
     rbf = _rbf(config, data, x)
     panels = {"laplace": {**laplace, RBF_GP: rbf}, "vi": {**vi, RBF_GP: rbf}}
     arrays = {
@@ -95,8 +93,8 @@ def run(config: SnelsonConfig) -> Result:
         "removed_inputs": whole.inputs[_inside(whole.inputs[:, 0], config.gap)][:, 0].numpy(),
         "removed_targets": whole.targets[_inside(whole.inputs[:, 0], config.gap)][:, 0].numpy(),
         "x": x[:, 0].numpy(),
-        "relative_gradient": np.array(relative_gradient),
-        "elbo": np.array(elbo),
+        **minima,
+        **more,
     }
     for panel, bands in panels.items():
         for name, band in bands.items():
@@ -109,49 +107,59 @@ def _build(config: SnelsonConfig) -> nn.Module:
     return mlp(1, 1, width=config.width, activation="sigmoid").double()
 
 
-def _laplace(config: SnelsonConfig, data: Regression, x: Tensor) -> tuple[dict[str, _Band], float]:
-    """DNN2GP at a minimum, exact; beside it networks sampled from the diagonal Gaussian there."""
-    likelihood = GaussianLikelihood(config.sigma)
-    found = train_best(lambda: _build(config), data.inputs, data.targets, likelihood, config)
-    network = found.network
-    gp = convert(network, (data.inputs, data.targets), likelihood, config.prior_precision)
-    diagonal = convert(network, (data.inputs, data.targets), likelihood, config.prior_precision, structure=Diagonal)
+def _laplace(config: SnelsonConfig, data: Regression, x: Tensor) -> tuple[dict[str, _Band], dict[str, np.ndarray]]:
+    """DNN2GP at the best minimum, exact, and networks sampled from the diagonal Gaussian there; the other minima."""
+    likelihood, pair = GaussianLikelihood(config.sigma), (data.inputs, data.targets)
+    delta = torch.full((config.restarts,), config.prior_precision, dtype=torch.float64)
+    network = seeded(lambda: _build(config), config.seed)
+    ensemble = Ensemble(network, data.inputs[None], data.targets[None], likelihood, delta)
+    first = initial_weights(lambda: _build(config), [1000 * config.seed + place for place in range(config.restarts)])
+    found = minimise(ensemble, first, max_iterations=config.max_iterations)
+    variances = ensemble.variances(found.weights, ensemble.curvature(found.weights), x[None])
+    write_weights(network, found.weights[int(found.loss.argmin())])
+    ours = convert(network, pair, likelihood, config.prior_precision).predict(x)
+    diagonal = convert(network, pair, likelihood, config.prior_precision, structure=Diagonal)
     generator = torch.Generator().manual_seed(config.seed)
     sampled = sample_network(diagonal, x, config.num_networks, generator=generator)
-    ours = gp.predict(x)
     bands = {
         OURS: _Band.of(ours.mean, ours.variance),
         SAMPLED: _Band.of(sampled.mean, sampled.epistemic + sampled.aleatoric),
     }
-    return bands, found.relative_gradient
+    minima = {
+        "minima_loss": found.loss.numpy(),
+        "minima_relative_gradient": found.relative_gradient.numpy(),
+        "minima_std": (variances[..., 0] + config.sigma**2).sqrt().numpy(),
+    }
+    return bands, minima
 
 
-def _vi(config: SnelsonConfig, data: Regression, x: Tensor) -> tuple[dict[str, _Band], float]:
-    """The GP of the last iteration of VOGN; beside it networks sampled from q."""
-    optimizer = VOGN(
-        seeded(lambda: _build(config), config.seed),
-        GaussianLikelihood(config.sigma),
-        len(data.inputs),
-        lr=config.vi_lr,
-        precision_lr=config.vi_precision_lr,
-        prior_precision=config.vi_prior_precision,
-        initial_precision=config.vi_initial_precision,
-        momentum=config.vi_momentum,
-        num_samples=config.vi_samples,
-        seed=config.seed,
-    )
-    generator = torch.Generator().manual_seed(config.seed)
-    for _ in track(range(config.vi_epochs), "Snelson: VOGN", total=config.vi_epochs):
-        for batch in torch.randperm(len(data.inputs), generator=generator).split(config.vi_batch):
-            optimizer.step(data.inputs[batch], data.targets[batch])
-    pair = (data.inputs, data.targets)
-    ours = optimizer.gaussian_process(pair, generator=generator).predict(x)
-    sampled = optimizer.sample_network(x, config.num_networks, generator)
+def _vi(config: SnelsonConfig, data: Regression, x: Tensor) -> tuple[dict[str, _Band], dict[str, np.ndarray]]:
+    """The GP of the linear model at one sample of q, with the plain prior; beside it networks sampled from q."""
+    likelihood, pair = GaussianLikelihood(config.sigma), (data.inputs, data.targets)
+    delta = torch.tensor([config.vi_prior_precision], dtype=torch.float64)
+    network, generator = seeded(lambda: _build(config), config.seed), torch.Generator().manual_seed(config.seed)
+    inputs, targets = data.inputs[None], data.targets[None]
+    first = initial_weights(lambda: _build(config), [1000 * config.seed])
+    with one_thread():
+        q = vogn(network, inputs, targets, delta, first, config.vi, generator, sigma=config.sigma, dtype=torch.float64)
+    ensemble = Ensemble(network, inputs, targets, likelihood, delta)
+    networks = q.sample(config.num_networks, generator).unbind(1)
+    with torch.no_grad():
+        outputs = torch.stack([ensemble.outputs(weights, x[None])[0] for weights in networks])
+        own = torch.stack([ensemble.outputs(weights, inputs) for weights in networks])
+    write_weights(network, networks[0][0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotAMinimumWarning)  # a sample of q is none
+        ours = convert(network, pair, likelihood, config.vi_gp_prior_precision).predict(x)
     bands = {
         OURS: _Band.of(ours.mean, ours.variance),
-        SAMPLED: _Band.of(sampled.mean, sampled.epistemic + sampled.aleatoric),
+        SAMPLED: _Band.of(outputs.mean(0), outputs.var(0) + config.sigma**2),
     }
-    return bands, optimizer.elbo(pair, 100, generator)
+    error = (own.mean(0) - targets).square().mean().sqrt()
+    return bands, {
+        "vi_elbo": elbo(q, own, targets, delta, config.sigma).numpy(),
+        "vi_error": error.numpy(),
+    }
 
 
 def _rbf(config: SnelsonConfig, data: Regression, x: Tensor) -> _Band:
@@ -187,5 +195,16 @@ def _claims(panel: str, arrays: dict[str, np.ndarray], config: SnelsonConfig) ->
         text = f"wider than DNN's at {shares[SAMPLED]:.0%} of x, than GP-RBF's at {shares[RBF_GP]:.0%}"
         holds = min(shares.values()) == 1.0
         what = f"{panel.upper() if panel == 'vi' else 'Laplace'}: DNN2GP's band is the widest {words}"
-        found.append(Claim(what, "Fig. 3: larger wherever data are missing", text, holds))
+        why = "" if holds else _why(panel, arrays, config, where)
+        found.append(Claim(what, "Fig. 3: larger wherever data are missing", text + why, holds))
     return found
+
+
+def _why(panel: str, arrays: dict[str, np.ndarray], config: SnelsonConfig, where: np.ndarray) -> str:
+    """What stands against it: other minima have other bands; mean-field VI fits with few of its units."""
+    if panel == "vi":
+        error = float(arrays["vi_error"])
+        return f"; VI leaves an error of {error:.2f} on the data beside σ = {config.sigma}, with few units in use"
+    wider = arrays["minima_std"][:, where] > arrays[f"{panel}_{RBF_GP}_std"][where]
+    shares = ", ".join(f"{share:.0%}" for share in wider.mean(1)[np.argsort(arrays["minima_loss"])])
+    return f"; than GP-RBF's at the minima found, the best first: {shares}"

@@ -31,7 +31,6 @@ from dnn2gp.experiments.vogn_ensemble import VognSettings, elbo, vogn
 from dnn2gp.likelihoods import GaussianLikelihood
 from dnn2gp.minimise import minimise
 from dnn2gp.nets import mlp
-from dnn2gp.tune.jobs import one_thread
 from dnn2gp.tuning_result import EVIDENCE, TuningResult
 
 DELTA = "prior_precision"
@@ -74,7 +73,7 @@ class TuneSyntheticConfig:
         """`paper`, or `smoke`: a little of it."""
         if name == "smoke":
             vi = VognSettings(steps=20, lr=0.009, num_samples=2)
-            small = TuneSyntheticConfig((0.1, 0.63, 10.0), num_draws=2, max_iterations=20, vi=vi)
+            small = TuneSyntheticConfig((0.1, 0.63, 10.0), num_draws=2, max_iterations=12, vi=vi)
             return replace(small, evidence_samples=2, elbo_samples=5, resolution=19)
         if name != "paper":
             raise InputError(f"preset: expected paper or smoke; got {name!r}.")
@@ -105,11 +104,7 @@ def laplace_curve(config: TuneSyntheticConfig, folder: Path | None = None, resum
 
 
 def vi_curve(config: TuneSyntheticConfig, folder: Path | None = None, resume: bool = False) -> TuningResult:
-    """One setting after another, all draws as one batch, by VOGN with the same noise at every setting.
-
-    With one thread: the operations are small, and several threads that wait for each other take many times as long
-    where the machine has other work.
-    """
+    """One setting after another, all draws as one batch, by VOGN with the same noise at every setting."""
 
     def values(members: Members) -> dict[str, Tensor]:
         return _vi_values(members, config)
@@ -119,8 +114,7 @@ def vi_curve(config: TuneSyntheticConfig, folder: Path | None = None, resume: bo
         "evidence_samples": config.evidence_samples,
         "elbo_samples": config.elbo_samples,
     }
-    with one_thread():
-        return _curve(config, values, purpose, 1, folder, resume)
+    return _curve(config, values, purpose, 1, folder, resume)
 
 
 def _curve(

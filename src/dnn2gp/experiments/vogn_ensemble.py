@@ -1,4 +1,4 @@
-"""VOGN for B small networks at once: Gaussians over the weights of tanh networks in a regression.
+"""VOGN for B small networks at once: Gaussians over the weights of small networks in a regression.
 
 Each member has data, δ and first weights of its own. A step sees all data, at S samples w_s ~ q:
 
@@ -20,10 +20,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dnn2gp.errors import DivergedError, InputError
-from dnn2gp.experiments.mlp_passes import Passes, linear_shapes
-from dnn2gp.memory import chunks
+from dnn2gp.experiments.mlp_passes import Passes, Sizes
+from dnn2gp.experiments.threads import equal_parts, in_threads
 from dnn2gp.online_newton import check_positive, check_rate
-from dnn2gp.progress import track
 
 # Bytes for the activations of the members that are trained at a time, and their gradients.
 _BUDGET = 300_000_000
@@ -43,15 +42,14 @@ class VognSettings:
     num_samples: int = 25
     """S."""
     initial_precision: float = 1.0
-    curvature_scale: float = 1.0
-    """By which Ĥ is multiplied: 1 for VOGN itself."""
+    gauss_newton: bool = False
+    """Ĥ = (1/S) Σ_s diag JᵀJ/σ² instead of squared gradients, which are smaller where residuals are smaller than σ."""
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
         check_rate("lr", self.lr)
         check_rate("precision_lr", self.precision_lr)
         check_positive("initial_precision", self.initial_precision)
-        check_positive("curvature_scale", self.curvature_scale)
         if self.steps < 1 or self.num_samples < 1:
             raise InputError(f"expected steps and num_samples ≥ 1; got {self.steps} and {self.num_samples}.")
 
@@ -90,19 +88,24 @@ def vogn(
 ) -> MeanField:
     """Train every member from its first `weights`, in `dtype`; q is returned in float64.
 
-    network        gives the sizes: linear layers with tanh between them, as `nets.mlp` makes them
+    network        gives the sizes: linear layers with tanh or sigmoids between them, as `nets.mlp` makes them
     generator      gives each member a generator of its own, so that chunks of members do not matter
     memory_budget  bytes for the members that are trained at a time, at least one
     """
-    shapes = linear_shapes(network)
-    _check(inputs, targets, prior_precision, weights, shapes)
+    sizes = Sizes.of(network)
+    _check(inputs, targets, prior_precision, weights, sizes)
     check_positive("sigma", sigma)
+    if settings.gauss_newton and targets.shape[2] != 1:
+        raise InputError(f"gauss_newton: expected networks of one output; got {targets.shape[2]}.")
     seeds = torch.randint(2**62, (len(weights),), generator=generator).tolist()
-    each = _bytes(shapes, inputs.shape[1], settings.num_samples, dtype)
-    found = []
-    for members in chunks(len(weights), max(1, memory_budget // each)):
-        x, y, delta, first = (part[members].to(dtype) for part in (inputs, targets, prior_precision[:, None], weights))
-        found.append(_train(shapes, x, y, delta, first, settings, seeds[members], sigma))
+    each = _bytes(sizes, inputs.shape[1], settings.num_samples, dtype)
+
+    def train(part: slice) -> MeanField:
+        x, y, delta, first = (whole[part].to(dtype) for whole in (inputs, targets, prior_precision[:, None], weights))
+        return _train(sizes, x, y, delta, first, settings, seeds[part], sigma)
+
+    most = memory_budget // (each * torch.get_num_threads())
+    found = in_threads(train, equal_parts(len(weights), most), "VOGN")
     return MeanField(torch.cat([q.mean for q in found]).double(), torch.cat([q.precision for q in found]).double())
 
 
@@ -120,7 +123,7 @@ def elbo(
 
 
 def _train(
-    shapes: Sequence[torch.Size],
+    sizes: Sizes,
     inputs: Float[Tensor, "b N I"],
     targets: Float[Tensor, "b N K"],
     delta: Float[Tensor, "b 1"],
@@ -130,37 +133,37 @@ def _train(
     sigma: float,
 ) -> MeanField:
     """All steps of some members."""
-    passes = Passes(shapes, inputs, targets, settings.num_samples, sigma)
+    passes = Passes(sizes, inputs, targets, settings.num_samples, sigma)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     noise = mean.new_empty(len(mean), settings.num_samples, mean.shape[1])
     precision = torch.full_like(mean, settings.initial_precision)
-    for step in track(range(1, settings.steps + 1), "VOGN", total=settings.steps):
+    for step in range(1, settings.steps + 1):
         for own, generator in zip(noise, generators, strict=True):
             own.normal_(generator=generator)
         samples = torch.addcmul(mean[:, None], noise, precision.rsqrt()[:, None])
-        gradient, squares = (total / settings.num_samples for total in passes.sums(samples))
-        precision = torch.lerp(precision, settings.curvature_scale * squares + delta, settings.precision_lr)
+        sums = passes.sums_of_features if settings.gauss_newton else passes.sums
+        gradient, squares = (total / settings.num_samples for total in sums(samples))
+        precision = torch.lerp(precision, squares + delta, settings.precision_lr)
         mean = mean - settings.lr * (gradient + delta * mean) / precision
         if step % _LOOK == 0 or step == settings.steps:
             _check_finite(mean, precision, step)
     return MeanField(mean, precision)
 
 
-def _bytes(shapes: Sequence[torch.Size], num_examples: int, num_samples: int, dtype: torch.dtype) -> int:
+def _bytes(sizes: Sizes, num_examples: int, num_samples: int, dtype: torch.dtype) -> int:
     """What a step of one member holds: activations and gradients, and the squares of both."""
-    units = shapes[0][1] + sum(shape[0] for shape in shapes)
-    weights = sum(shape.numel() + shape[0] for shape in shapes)
-    return 4 * dtype.itemsize * num_samples * (num_examples * units + weights)
+    units = sizes.shapes[0][1] + sum(shape[0] for shape in sizes.shapes)
+    return 4 * dtype.itemsize * num_samples * (num_examples * units + sizes.num_weights)
 
 
-def _check(inputs: Tensor, targets: Tensor, delta: Tensor, weights: Tensor, shapes: Sequence[torch.Size]) -> None:
+def _check(inputs: Tensor, targets: Tensor, delta: Tensor, weights: Tensor, sizes: Sizes) -> None:
     """Refuse what does not fit together, and what are no numbers."""
-    count, size = len(weights), sum(shape.numel() + shape[0] for shape in shapes)
+    count, shapes = len(weights), sizes.shapes
     wanted = {
         "inputs": (inputs, (count, inputs.shape[1], shapes[0][1])),
         "targets": (targets, (count, inputs.shape[1], shapes[-1][0])),
         "prior_precision": (delta, (count,)),
-        "weights": (weights, (count, size)),
+        "weights": (weights, (count, sizes.num_weights)),
     }
     for name, (tensor, shape) in wanted.items():
         if tuple(tensor.shape) != shape:

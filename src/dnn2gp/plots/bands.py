@@ -38,7 +38,7 @@ def band_panels(
     """
     if not panels:
         raise ValueError("expected at least one panel.")
-    figure = style.new_figure(6.6 * len(panels), 4.4)
+    figure = style.new_figure(6.6 * len(panels), 4.8)
     drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (title, bands) in zip(drawn, panels.items(), strict=True):
         if gap is not None:
@@ -51,7 +51,7 @@ def band_panels(
         if height is not None:
             axes.set_ylim(*height)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize=style.TICK, frameon=False, loc="upper right")
+        style.legend_below(axes)
     return figure
 
 
@@ -62,4 +62,4 @@ def _draw(axes: Axes, x: np.ndarray, band: Band, colour: str) -> None:
     axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
     for edge in (low, high):
         axes.plot(x, edge, color=colour, linewidth=1.4)
-    axes.plot(x, band.mean, color=colour, linewidth=1, linestyle="--", label=f"{band.name} ± 1 standard deviation")
+    axes.plot(x, band.mean, color=colour, linewidth=1, linestyle="--", label=f"{band.name} ± 1 std")

@@ -108,6 +108,13 @@ def colour_bar(axes: Axes, image: ScalarMappable, label: str, extend: str = "nei
     return bar
 
 
+def legend_below(axes: Axes, columns: int = 4) -> None:
+    """What the lines are, below the axis, where it hides nothing."""
+    axes.legend(
+        fontsize=TICK, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=columns, columnspacing=1.2
+    )
+
+
 def describe(axes: Axes, title: str, xlabel: str = "", ylabel: str = "", bars: tuple[str, ...] = ()) -> None:
     """Title and axis labels in words, which make room for class bars on the given sides."""
     axes.set_title(title, fontsize=TITLE, loc="left", pad=30 if "top" in bars else 6)

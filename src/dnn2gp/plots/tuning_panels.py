@@ -79,7 +79,9 @@ def _panels(
     """Each panel, with labels at the outer axes alone, and one legend for all."""
     drawn: list[Drawn] = []
     for left, panel in zip(axes, panels, strict=True):
-        own = draw_curves(left, list(panel.settings), panel.evidence, panel.errors, log_x=panel.log_x)
+        own = draw_curves(
+            left, [float(each) for each in panel.settings], panel.evidence, panel.errors, log_x=panel.log_x
+        )
         first, last = not drawn, len(drawn) == len(panels) - 1
         style.describe(left, panel.title, panel.xlabel, (error_label if panel.errors else evidence_label) * first)
         if own.right is not left:
@@ -101,7 +103,7 @@ def _fits(axes: Axes, x: np.ndarray, fits: Sequence[Fit], inputs: np.ndarray, ta
         for edge in (low, high):
             axes.plot(x, edge, color=colour, linewidth=0.7, linestyle=dashes)
         axes.plot(x, fit.mean, color=colour, linewidth=1.8, linestyle=dashes, label=fit.name, zorder=4)
-    style.describe(axes, "Model fits", "x", "y")
+    style.describe(axes, "Model fits, ± 1 standard deviation of y", "x", "y")
     axes.set_xlim(float(x[0]), float(x[-1]))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=style.TICK, frameon=False, loc="upper left")
+    axes.legend(fontsize=style.TICK, frameon=True, edgecolor="none", loc="lower left")

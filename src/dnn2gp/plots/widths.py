@@ -28,14 +28,15 @@ def widths(
     """
     figure = style.new_figure(13.2, 4.3)
     panels = figure.subplots(1, 4, width_ratios=[1.25, 1, 1, 1])
+    low, high = float(np.min(limit[0] - 2.6 * limit[1])), float(np.max(limit[0] + 2.6 * limit[1]))
     _errors(panels[0], counts, errors)
     shown = [0, len(counts) // 2, len(counts) - 1]
     for axes, place in zip(panels[1:], shown, strict=True):
         _band(axes, x, *limit, "#222222", "infinitely many units", 0.1)
         _band(axes, x, means[place, 0], stds[place, 0], "#c44e52", f"{counts[place]:,} units", 0.2)
         axes.plot(*data, "k.", markersize=5)
-        axes.legend(fontsize=style.TICK, frameon=False, loc="upper center")
-        axes.set_ylim(-4, 4.8)
+        style.legend_below(axes, 1)
+        axes.set_ylim(low, high)
         style.describe(axes, f"GP of a network of {counts[place]:,} units", "x", "f" if place == 0 else "")
         axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -56,4 +57,4 @@ def _errors(axes: Axes, counts: np.ndarray, errors: dict[str, np.ndarray]) -> No
 
 def _band(axes: Axes, x: np.ndarray, mean: np.ndarray, std: np.ndarray, colour: str, name: str, alpha: float) -> None:
     axes.fill_between(x, mean - 2 * std, mean + 2 * std, color=colour, alpha=alpha, linewidth=0)
-    axes.plot(x, mean, color=colour, linewidth=1.5, label=f"{name} ± 2 standard deviations")
+    axes.plot(x, mean, color=colour, linewidth=1.5, label=f"{name} ± 2 std")

@@ -36,6 +36,8 @@ class TrainConfig:
     """Networks that are averaged for the prediction by sampling."""
     num_train: int | None = None
     """Training examples; None: all."""
+    flip: bool = False
+    """Whether each image is turned left to right in every second epoch, by chance: for photographs."""
     checkpoint_seconds: float = 20.0
     seed: int = 0
     out: Path = Path("dnn2gp-train")

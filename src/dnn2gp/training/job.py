@@ -128,7 +128,7 @@ class Training:
         for position in steps:
             chosen = order[self.batch * self.config.batch_size : (self.batch + 1) * self.config.batch_size]
             try:
-                self._step(self.inputs[chosen], self.labels[chosen], position / total)
+                self._step(self._seen(self.inputs[chosen], position), self.labels[chosen], position / total)
             except DivergedError:
                 self._save()  # the state before this step
                 raise
@@ -187,6 +187,14 @@ class Training:
         self.optimizer.zero_grad()
         cross_entropy(self.network(inputs), labels).backward()
         self.optimizer.step()
+
+    def _seen(self, inputs: Float[Tensor, "n C H W"], position: int) -> Float[Tensor, "n C H W"]:
+        """The images of a batch; some of them turned left to right, by seed and position alone."""
+        if not self.config.flip:
+            return inputs
+        generator = torch.Generator().manual_seed(1_000_003 * self.config.seed + position)
+        turned = torch.rand(len(inputs), 1, 1, 1, generator=generator) < 0.5
+        return torch.where(turned, inputs.flip(3), inputs)
 
     def _order(self) -> Tensor:
         """The examples of this epoch in an order that depends on the seed and the epoch alone."""
