@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 
-import jaxtyping
+import checked_calls
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 if "dnn2gp" in sys.modules:
     raise RuntimeError("dnn2gp was imported before the jaxtyping hook: its shapes would go unchecked in the tests")
-jaxtyping.install_import_hook("dnn2gp", "beartype.beartype")
+checked_calls.install("dnn2gp")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
@@ -25,3 +26,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],  # a busy machine is no bug
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(autouse=True)
+def _checks_begin_anew():
+    """Each test checks the first calls of every function."""
+    checked_calls.forget()

@@ -20,8 +20,9 @@ MAP = ROOT / "docs" / "theory-to-code.md"
 # Every block of a document runs in one namespace; a failure is reported at its line of the document.
 RUNNER = """
 import json, sys
-import jaxtyping
-jaxtyping.install_import_hook("dnn2gp", "beartype.beartype")
+sys.path.append(sys.argv[2])
+import checked_calls
+checked_calls.install("dnn2gp")
 path, namespace = sys.argv[1], {"__name__": "document"}
 sys.modules["document"] = type(sys)("document")
 for start, block in json.load(sys.stdin):
@@ -82,7 +83,7 @@ def test_python_runs(path: Path, tmp_path: Path) -> None:
     """In a process of its own: documents register likelihoods and structures, which other tests must not see."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     result = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:dnn2gp", "-c", RUNNER, relative(path)],
+        [sys.executable, "-W", "error::DeprecationWarning:dnn2gp", "-c", RUNNER, relative(path), str(ROOT / "tests")],
         input=json.dumps(blocks(path.read_text("utf-8"))),
         cwd=tmp_path,
         env=environment,

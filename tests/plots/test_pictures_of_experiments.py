@@ -40,7 +40,7 @@ def test_maps_over_the_plane():
 
 def test_bands():
     band = Band("one", X**2, np.full(6, 0.5))
-    figure = band_panels(X, {"Laplace": [band], "VI": [band]}, X, X, gap=(0.1, 0.4), height=(-1, 2))
+    figure = band_panels(X, {"Laplace": [band], "VI": [band]}, X, X, gap=(0.1, 0.4), height=(-1.0, 2.0))
     lines = [line.get_ydata() for line in figure.axes[0].lines]
     assert any(np.allclose(line, X**2 - 0.5) for line in lines)
     assert any(np.allclose(line, X**2 + 0.5) for line in lines)

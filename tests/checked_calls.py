@@ -1,0 +1,55 @@
+"""Shapes and types checked by jaxtyping and beartype, in the first calls of each function only.
+
+To check every call takes three times as long as the tests themselves: most of it in functions that are called, or defined
+inside others, thousands of times with the same shapes.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import jaxtyping
+
+# Calls of a function that are checked before `forget` is called again.
+FIRST = 20
+_calls: Counter[CodeType] = Counter()
+_jaxtyped = jaxtyping.jaxtyped
+
+
+def install(package: str) -> None:
+    """Check what is imported of the package from now on."""
+    jaxtyping.jaxtyped = _first_calls  # the hook decorates with jaxtyping.jaxtyped(typechecker=...)
+    jaxtyping.install_import_hook(package, "beartype.beartype")
+
+
+def forget() -> None:
+    """Begin to count anew."""
+    _calls.clear()
+
+
+def _first_calls(*, typechecker: Any) -> Callable[[Any], Any]:
+    strict = _jaxtyped(typechecker=typechecker)
+
+    def decorate(target: Any) -> Any:
+        if not inspect.isfunction(target):
+            return strict(target)  # a class, whose fields are checked when it is made
+        code, checked = target.__code__, None
+
+        @functools.wraps(target)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal checked
+            if _calls[code] >= FIRST:
+                return target(*args, **kwargs)
+            _calls[code] += 1
+            if checked is None:
+                checked = strict(target)
+            return checked(*args, **kwargs)
+
+        return call
+
+    return decorate
