@@ -1,7 +1,7 @@
 """Shapes and types checked by jaxtyping and beartype, in the first calls of each function only.
 
-To check every call takes three times as long as the tests themselves: most of it in functions that are called, or defined
-inside others, thousands of times with the same shapes.
+To check every call takes up to three times as long as the tests themselves: most of it in functions that are called,
+or defined inside others, thousands of times with the same shapes.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def test_predictions_are_those_of_plain_linear_algebra(finished: tuple[Path, str
     epistemic = ((rows @ posterior) * rows).sum(1)
     mean, scale = how["target"]["mean"], how["target"]["scale"]
     std = scale * (epistemic + sigma**2).sqrt().numpy()
-    residual = tensors["residual"][:, 0]
+    residual = tensors["expansion/residual"][:, 0]
     flat = torch.cat([weight.flatten() for weight in weights])
     step = posterior @ (trained.T @ residual + precision * flat)  # nearly 0: the network is near a minimum
     outputs = network(*weights, x)
