@@ -106,15 +106,14 @@ def test_evidences_of_a_few_members_at_a_time(wine, monkeypatch):
 
 @pytest.mark.parametrize("name", ["laplace", "vi"])
 def test_a_curve_that_was_stopped_goes_on(name, synthetic, tmp_path):
-    """Only the point that is missing is trained again."""
+    """What is missing is trained again in the batch that it was in, and comes to the same numbers to the last bit."""
     curve = {"laplace": tune_synthetic.laplace_curve, "vi": tune_synthetic.vi_curve}[name]
     whole = curve(synthetic, tmp_path)
     times = cut(tmp_path, "prior_precision", 10.0)
     again = curve(synthetic, tmp_path, resume=True)
-    assert {path: path.stat().st_mtime_ns for path in times} == times
-    for ours, theirs in zip(again.trials, whole.trials, strict=True):
-        assert ours.settings == theirs.settings
-        assert ours.values == pytest.approx(theirs.values, rel=1e-6)
+    assert again == whole
+    if name == "vi":  # one point a batch: nothing else is trained again
+        assert {path: path.stat().st_mtime_ns for path in times} == times
     other = replace(synthetic, width=3)
     with pytest.raises(InputError, match="holds another tuning"):
         curve(other, tmp_path, resume=True)
@@ -139,12 +138,16 @@ def test_the_synthetic_figure(synthetic, tmp_path):
     torch.manual_seed(8)
     first = written(found, tmp_path / "a")
     assert written(tune_synthetic.run(synthetic), tmp_path / "b") == first
-    cut(tmp_path / "jobs" / "vi", "prior_precision", 10.0)
+    for name in ("laplace", "vi"):
+        cut(tmp_path / "jobs" / name, "prior_precision", 10.0)
     again = tune_synthetic.run(synthetic, tmp_path / "jobs", resume=True)
     assert written(again, tmp_path / "c") == first
     arrays = Result.load(tmp_path / "a", "tune_synthetic").arrays
-    assert all(np.isfinite(values).all() for values in arrays.values())
+    assert all(np.isfinite(values).all() for values in arrays.values() if values.dtype.kind == "f")
     peak, value, curve, *stars = found.claims
+    if str(arrays["source"]) != "the paper's draws":
+        assert [claim.holds for claim in (peak, value, curve)] == [None] * 3
+        return
     evidence, delta = arrays["laplace_evidence_mean"], arrays["delta"].tolist()
     best = delta[evidence.argmax()]
     assert peak.holds == (0.63 / STEP < best < 0.632 * STEP)

@@ -81,7 +81,7 @@ class Images:
     def normalised(self, mean: Sequence[float], std: Sequence[float]) -> Images:
         """(x − mean) / std, channel by channel."""
         centre, scale = (torch.tensor(own)[:, None, None] for own in (mean, std))
-        train, test = ((own - centre) / scale for own in (self.train_images, self.test_images))
+        train, test = ((own - centre).div_(scale) for own in (self.train_images, self.test_images))
         return replace(self, train_images=train, test_images=test)
 
     def of_classes(self, chosen: Sequence[int]) -> Images:
@@ -166,9 +166,10 @@ def _arranged(pixels: np.ndarray, source: Source) -> np.ndarray:
 
 
 def _pixels(images: np.ndarray) -> Float[Tensor, "N C H W"]:
-    """In [0, 1], colours before rows."""
-    scaled = torch.from_numpy(images).float().div_(255)
-    return scaled.unsqueeze(1) if scaled.ndim == 3 else scaled.permute(0, 3, 1, 2).contiguous()
+    """In [0, 1], colours before rows; arranged as bytes, of which a copy is small."""
+    raw = torch.from_numpy(images)
+    raw = raw.unsqueeze(1) if raw.ndim == 3 else raw.permute(0, 3, 1, 2).contiguous()
+    return raw.float().div_(255)
 
 
 def _labels(labels: np.ndarray) -> Int[Tensor, " N"]:

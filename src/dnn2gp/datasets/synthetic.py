@@ -20,6 +20,7 @@ from dnn2gp.datasets.folder import find
 from dnn2gp.errors import InputError
 
 FILE = "synthetic_regression.npz"
+PAPERS = "the paper's draws"
 _SHARES = (0.45, 0.1, 0.45)
 _RANGES = ((-3.5, -1.5), (-1.0, 1.0), (1.5, 3.5))
 _NOISE = (0.1, 1.0, 0.1)
@@ -73,7 +74,7 @@ def synthetic_draws(count: int = 10) -> Draws:
         tensors["x_test"],
         tensors["y_test"][..., None],
         torch.ones(len(tensors["x_train"]), dtype=torch.float64),
-        "the paper's draws",
+        PAPERS,
     )
     return draws.take(count)
 

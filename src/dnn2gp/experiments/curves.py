@@ -118,10 +118,11 @@ def tuning_curve(
         trials = [kept.load(job) for job in jobs[point.value]] if kept is not None else [None]
         if all(trial is not None for trial in trials):
             found[point.value] = [trial for trial in trials if trial is not None]
-    left = [point for point in points if point.value not in found]
-    with bar(f"curve in {name}", len(points), len(found)) as advance:
-        for start in range(0, len(left), together):
-            group = left[start : start + together]
+    # Groups are those of a run without interrupts: the last digits of a network depend on its batch.
+    groups = [points[start : start + together] for start in range(0, len(points), together)]
+    left = [group for group in groups if any(point.value not in found for point in group)]
+    with bar(f"curve in {name}", len(points), len(points) - sum(map(len, left))) as advance:
+        for group in left:
             for point, rows in zip(group, _tried(group, draws, values, seed), strict=True):
                 pairs = zip(jobs[point.value], rows, strict=True)
                 own = [Trial(job.settings, each, job.repeat) for job, each in pairs]

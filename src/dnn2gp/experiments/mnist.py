@@ -42,8 +42,9 @@ def _claims(arrays: dict[str, np.ndarray], config: ImagesConfig) -> tuple[Claim,
 def posterior_mean_claim(arrays: dict[str, np.ndarray], method: str, paper: str) -> Claim:
     """Whether the posterior mean of the true class is the largest."""
     share = float((arrays[f"{method}_posterior_mean"].argmax(1) == arrays["labels"]).mean())
-    words = f"largest at the true class for {share:.0%} of the examples"
-    return Claim(f"{WORDS[method]}: the posterior mean reflects the classes", paper, words, share > 0.5)
+    words = f"largest at the true class for {share:.0%} of the training examples looked at"
+    what, bar = f"{WORDS[method]}: the posterior mean reflects the classes", f"{paper} (here: for more than half)"
+    return Claim(what, bar, words, share > 0.5)
 
 
 def _negative_claim(arrays: dict[str, np.ndarray]) -> Claim:
@@ -52,7 +53,7 @@ def _negative_claim(arrays: dict[str, np.ndarray]) -> Claim:
     shares = {method: float((arrays[f"{method}_kernel"][other] < 0).mean()) for method in (LAPLACE, VI)}
     return Claim(
         "VI's kernel has more negative entries between classes than Laplace's",
-        "App. C: many more",
+        "App. C: many more (here: more)",
         f"{shares[VI]:.1%} beside {shares[LAPLACE]:.1%}",
         shares[VI] > shares[LAPLACE],
     )

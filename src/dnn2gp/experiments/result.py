@@ -6,12 +6,14 @@ import json
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
+import torch
 
 from dnn2gp.errors import FileFormatError, InputError
 from dnn2gp.files import write_text, write_whole
@@ -43,11 +45,13 @@ class Result:
     versions: dict[str, str] = field(default_factory=lambda: _versions())
 
     def save(self, folder: Path) -> None:
-        """FIGURE.npz and FIGURE.json, each whole or not at all."""
+        """FIGURE.npz and FIGURE.json, each whole or not at all; the second knows the checksum of the first."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / f"{self.figure}.npz", lambda place: np.savez(place, allow_pickle=False, **self.arrays))
+        arrays = folder / f"{self.figure}.npz"
+        write_whole(arrays, lambda place: np.savez(place, allow_pickle=False, **self.arrays))
         known = {
             "format": _FORMAT,
+            "sha256": sha256(arrays.read_bytes()).hexdigest(),
             "figure": self.figure,
             "config": self.config,
             "claims": [asdict(claim) for claim in self.claims],
@@ -61,6 +65,10 @@ class Result:
         """The inverse of `save`."""
         try:
             known = json.loads((folder / f"{figure}.json").read_text(encoding="utf-8"))
+            if known["format"] != _FORMAT:
+                raise ValueError(f"format {known['format']}, expected {_FORMAT}")
+            if known["sha256"] != sha256((folder / f"{figure}.npz").read_bytes()).hexdigest():
+                raise ValueError("the npz file is not the one that the JSON file speaks of")
             with np.load(folder / f"{figure}.npz", allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             claims = tuple(Claim(**each) for each in known["claims"])
@@ -90,4 +98,5 @@ def _known(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: version(name) for name in ("dnn2gp", "torch", "numpy")}}
+    known = {name: version(name) for name in ("dnn2gp", "torch", "numpy")}
+    return {"python": platform.python_version(), **known, "threads": str(torch.get_num_threads())}

@@ -151,6 +151,7 @@ def _vi(config: SnelsonConfig, data: Regression, x: Tensor) -> tuple[dict[str, _
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotAMinimumWarning)  # a sample of q is none
         ours = convert(network, pair, likelihood, config.vi_gp_prior_precision).predict(x)
+        same = convert(network, pair, likelihood, config.vi_prior_precision).predict(x)
     bands = {
         OURS: _Band.of(ours.mean, ours.variance),
         SAMPLED: _Band.of(outputs.mean(0), outputs.var(0) + config.sigma**2),
@@ -159,6 +160,7 @@ def _vi(config: SnelsonConfig, data: Regression, x: Tensor) -> tuple[dict[str, _
     return bands, {
         "vi_elbo": elbo(q, own, targets, delta, config.sigma).numpy(),
         "vi_error": error.numpy(),
+        "vi_same_prior_std": same.variance[:, 0].sqrt().numpy(),
     }
 
 
@@ -204,7 +206,13 @@ def _why(panel: str, arrays: dict[str, np.ndarray], config: SnelsonConfig, where
     """What stands against it: other minima have other bands; mean-field VI fits with few of its units."""
     if panel == "vi":
         error = float(arrays["vi_error"])
-        return f"; VI leaves an error of {error:.2f} on the data beside σ = {config.sigma}, with few units in use"
+        same = arrays["vi_same_prior_std"][where]
+        shares = [float((same > arrays[f"vi_{name}_std"][where]).mean()) for name in (SAMPLED, RBF_GP)]
+        return (
+            f" (a GP with δ = {config.vi_gp_prior_precision:g}; with the training's {config.vi_prior_precision:g} at "
+            f"{shares[0]:.0%} and {shares[1]:.0%}); VI leaves an error of {error:.2f} on the data beside σ = "
+            f"{config.sigma}, with few units in use"
+        )
     wider = arrays["minima_std"][:, where] > arrays[f"{panel}_{RBF_GP}_std"][where]
     shares = ", ".join(f"{share:.0%}" for share in wider.mean(1)[np.argsort(arrays["minima_loss"])])
     return f"; than GP-RBF's at the minima found, the best first: {shares}"

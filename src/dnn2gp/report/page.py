@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from urllib.parse import quote
@@ -25,12 +25,20 @@ _POLICY = (
 )
 
 
-def html(title: str, sections: Sequence[Section], preset: str, versions: dict[str, str], total_seconds: float) -> str:
-    """The report as the text of one HTML file."""
+def html(
+    title: str,
+    sections: Sequence[Section],
+    preset: str,
+    versions: dict[str, str],
+    total_seconds: float,
+    missing: Mapping[str, str] | None = None,
+) -> str:
+    """The report as the text of one HTML file; `missing` are figures that are not in it, and why."""
     anchors = _anchors(sections)
     known = _known_examples(sections)
     parts = [
         _header(title, sections, preset, versions, total_seconds),
+        _missing(missing or {}),
         _contents(sections, anchors),
         _overview(sections, anchors),
         *(_section(section, anchor, known) for section, anchor in zip(sections, anchors, strict=True)),
@@ -67,6 +75,14 @@ def _counts(claims: Sequence[Claim]) -> str:
         f'<span class="verdict open"><b>{unknown}</b> with nothing to hold {"it" if unknown == 1 else "them"} against –'
         "</span></p>"
     )
+
+
+def _missing(missing: Mapping[str, str]) -> str:
+    """What should be here and is not."""
+    if not missing:
+        return ""
+    lines = "".join(f"<li><b>{escape(name)}</b>: {escape(why)}</li>" for name, why in missing.items())
+    return f'<section class="missing"><h2>Figures that are not here</h2><ul>{lines}</ul></section>'
 
 
 def _contents(sections: Sequence[Section], anchors: Sequence[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,14 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from dnn2gp.errors import DivergedError, FileFormatError, InputError, MemoryBudgetError
+from dnn2gp.errors import (
+    DivergedError,
+    FileFormatError,
+    InputError,
+    MemoryBudgetError,
+    NetworkError,
+    NotPositiveDefiniteError,
+)
 from dnn2gp.experiments.result import PRESETS, Claim, Result, plain
 from dnn2gp.files import write_bytes, write_text
 from dnn2gp.plots.style import DPI
@@ -23,8 +29,16 @@ from dnn2gp.reproduce.figures import FIGURES, FigureKind, Place
 
 ALL = "all"
 REPORT = "report.html"
-# A figure that fails for one of these leaves the others as they are.
-_FAILURES = (InputError, FileFormatError, DivergedError, MemoryBudgetError)
+# Said in words; any other error of a figure is a bug, and keeps its traceback.
+_FAILURES = (
+    InputError,
+    FileFormatError,
+    DivergedError,
+    MemoryBudgetError,
+    NetworkError,
+    NotPositiveDefiniteError,
+    OSError,
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,11 @@ class ReproduceConfig:
             raise InputError(f"figure: expected one of {known}; got {', '.join(unknown) or 'none'}.")
         return [kind for kind in FIGURES.values() if ALL in self.figures or kind.name in self.figures]
 
+    @property
+    def folder(self) -> Path:
+        """Of this preset: no preset touches the files of another."""
+        return self.out / self.preset
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -56,69 +75,98 @@ class Outcome:
 
 
 def run(config: ReproduceConfig, console: Console | None = None) -> Outcome:
-    """Run, draw and report. A figure whose data are missing is named at the end; the others are made all the same."""
+    """Run, draw and report. A figure that fails is named at the end; the others are made all the same."""
     console = console or Console()
     if config.preset not in PRESETS:
         raise InputError(f"preset: expected {' or '.join(PRESETS)}; got {config.preset!r}.")
     kinds = config.kinds()
-    begin = time.perf_counter()
     _prepare(config, kinds)
     results: dict[str, Result] = {}
-    sections: list[Section] = []
+    sections: dict[str, Section] = {}
     failures: dict[str, str] = {}
     for position, kind in enumerate(kinds, 1):
         console.print(f"[{position}/{len(kinds)}] {kind.name}: {kind.title}", highlight=False, markup=False)
         try:
             result, again = _result(config, kind, console)
-        except _FAILURES as error:
-            failures[kind.name] = str(error)
-            console.print(f"    not there: {error}", style="red", highlight=False, markup=False)
+            sections[kind.name] = _section(config, kind, result)
+        except Exception as error:
+            failures[kind.name] = str(error) or type(error).__name__
+            if not isinstance(error, _FAILURES):
+                console.print_exception()
+            console.print(f"    not there: {failures[kind.name]}", style="red", highlight=False, markup=False)
             continue
         results[kind.name] = result
-        sections.append(_section(config, kind, result))
         console.print(f"    {_line(result, again)}", highlight=False, markup=False)
-    report = config.out / REPORT
-    if sections:
-        total = time.perf_counter() - begin
-        write_text(report, html(_title(config), sections, config.preset, next(iter(results.values())).versions, total))
-    console.print(_table(sections))
-    if sections:
-        console.print(f"The report: {report}", highlight=False)
+    report = config.folder / REPORT
+    _write(config, report, sections, results, failures)
+    console.print(_table(list(sections.values())))
+    console.print(f"The report: {report}", highlight=False)
     return Outcome(results, failures, report)
 
 
+def _write(
+    config: ReproduceConfig,
+    report: Path,
+    sections: dict[str, Section],
+    results: dict[str, Result],
+    failures: dict[str, str],
+) -> None:
+    """One page of all figures of this preset in the folder, in the order of the paper, those of earlier runs too."""
+    shown, seconds, versions = [], 0.0, {}
+    for kind in FIGURES.values():
+        found = results.get(kind.name)
+        if found is None and kind.name not in failures:
+            found = _earlier(config, kind)
+            if found is not None:
+                sections = {**sections, kind.name: _section(config, kind, found)}
+        if found is not None:
+            shown.append(sections[kind.name])
+            seconds, versions = seconds + found.seconds, versions or found.versions
+    write_text(report, html("dnn2gp: the figures of the paper", shown, config.preset, versions, seconds, failures))
+
+
 def _prepare(config: ReproduceConfig, kinds: Sequence[FigureKind]) -> None:
-    """The folders; without `resume` nothing of an earlier run of these figures is left."""
+    """The folders. Without `resume` nothing may be there of these figures: it would be lost."""
     try:
         for name in ("results", "pictures"):
-            (config.out / name).mkdir(parents=True, exist_ok=True)
+            (config.folder / name).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"Cannot make the folder {config.out}: {error.strerror}. Choose another (--out).") from error
     if config.resume:
         return
     for kind in kinds:
-        for ending in ("npz", "json"):
-            (config.out / "results" / f"{kind.name}.{ending}").unlink(missing_ok=True)
-        shutil.rmtree(config.out / "work" / kind.name, ignore_errors=True)
-        if kind.network == kind.name:
-            shutil.rmtree(config.out / "weights" / kind.name, ignore_errors=True)
+        places = [f"results/{kind.name}.json", f"work/{kind.name}"]
+        places += [f"weights/{kind.name}"] if kind.network == kind.name else []
+        for place in places:
+            if (config.folder / place).exists():
+                raise InputError(
+                    f"{config.folder / place} is there already, from an earlier run. Keep what is finished and go on "
+                    "with --resume, choose another folder (--out), or delete it."
+                )
+
+
+def _earlier(config: ReproduceConfig, kind: FigureKind) -> Result | None:
+    """The result of an earlier run with the same configuration, if there is a whole one."""
+    folder = config.folder / "results"
+    if not (folder / f"{kind.name}.json").exists():
+        return None
+    try:
+        found = Result.load(folder, kind.name)
+    except FileFormatError:
+        return None
+    return found if found.config == plain(kind.preset(config.preset)) else None
 
 
 def _result(config: ReproduceConfig, kind: FigureKind, console: Console) -> tuple[Result, bool]:
-    """That of an earlier run of the same configuration, if one is to be gone on with; else of a new one, saved."""
-    given, folder = kind.preset(config.preset), config.out / "results"
-    if config.resume and (folder / f"{kind.name}.json").exists():
-        try:
-            found = Result.load(folder, kind.name)
-        except FileFormatError:
-            found = None
-        if found is not None and found.config == plain(given):
-            return found, True
-    work, weights = (config.out / name for name in ("work", "weights"))
+    """That of an earlier run, if one is to be gone on with; else of a new one, saved."""
+    found = _earlier(config, kind) if config.resume else None
+    if found is not None:
+        return found, True
+    work, weights = (config.folder / name for name in ("work", "weights"))
     place = Place(work / kind.name, weights / (kind.network or kind.name), config.resume)
     with show_progress(console.is_terminal):
-        result = kind.run(given, place)
-    result.save(folder)
+        result = kind.run(kind.preset(config.preset), place)
+    result.save(config.folder / "results")
     shutil.rmtree(place.work, ignore_errors=True)
     return result, False
 
@@ -128,12 +176,12 @@ def _section(config: ReproduceConfig, kind: FigureKind, result: Result) -> Secti
     pictures, files = {}, []
     for ending, figure in kind.draw(result).items():
         name = "-".join(part for part in (kind.name, ending) if part)
-        for kind_of_file in ("png", "pdf"):
-            path = config.out / "pictures" / f"{name}.{kind_of_file}"
-            content = _drawn(figure, kind_of_file)
+        for file_kind in ("png", "pdf"):
+            path = config.folder / "pictures" / f"{name}.{file_kind}"
+            content = _drawn(figure, file_kind)
             write_bytes(path, content)
             files.append(f"pictures/{path.name}")
-            if kind_of_file == "png":
+            if file_kind == "png":
                 pictures[name] = content
     files += [f"results/{kind.name}.{ending}" for ending in ("npz", "json")]
     return Section(
@@ -154,10 +202,6 @@ def _drawn(figure: Figure, kind: str) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format=kind, dpi=DPI, metadata={"CreationDate": None} if kind == "pdf" else None)
     return file.getvalue()
-
-
-def _title(config: ReproduceConfig) -> str:
-    return "dnn2gp: the figures of the paper" if ALL in config.figures else f"dnn2gp: {', '.join(config.figures)}"
 
 
 def _line(result: Result, again: bool) -> str:

@@ -192,7 +192,7 @@ class Training:
         """The images of a batch; some of them turned left to right, by seed and position alone."""
         if not self.config.flip:
             return inputs
-        generator = torch.Generator().manual_seed(1_000_003 * self.config.seed + position)
+        generator = torch.Generator().manual_seed(2**40 + 1_000_003 * self.config.seed + position)
         turned = torch.rand(len(inputs), 1, 1, 1, generator=generator) < 0.5
         return torch.where(turned, inputs.flip(3), inputs)
 

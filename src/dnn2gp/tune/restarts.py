@@ -62,7 +62,7 @@ class Fitted:
     settled: bool
     """Whether δ and σ had come to rest."""
     evidences: tuple[float, ...]
-    """Those of all members at their best."""
+    """Those of all members at their best, less what a step would still gain; only leaders are trained to the end."""
     at_edge: bool = False
     """Whether δ or σ lies at the edge of its range: the evidence then has no maximum within it."""
 
@@ -232,7 +232,10 @@ class _Search:
             self.length.fill_(0.0 if self.problem.fixed else _LONG)
 
     def _trained(self, own: Int[Tensor, " b"], ensemble: Ensemble) -> Float[Tensor, "b P"]:
-        """Near a minimum; trainings that cannot become better than the best of their member are left early."""
+        """Near a minimum; trainings that promise no more than the best of their member are left early.
+
+        What they promise is the evidence after one more step, if the features stayed as they are: a guess.
+        """
         gain, start = _GAIN * self.variance[own], self._start(own)
         if not self._begun:
             steps = _LAST_STEPS if self.problem.fixed else _STEPS
