@@ -237,8 +237,8 @@ def reproduce(
     """Make figures of the paper anew, on its data, and a report of what the paper says and what was measured.
 
     Writes into a folder of the preset in --out: report.html (one file, with maps to point at), pictures/ as PNG and
-    PDF, results/ as npz and JSON, and weights/ of the trained networks. A run that was interrupted, or killed, goes on with --resume. All of it takes an
-    hour or two on two cores; single figures take from seconds to half an hour.
+    PDF, results/ as npz and JSON, and weights/ of the trained networks. A run that was interrupted, or killed, goes on
+    with --resume. All of it takes an hour or two on two cores; single figures take from seconds to half an hour.
     """
     with _clear_errors():
         from dnn2gp.reproduce import ReproduceConfig, run

@@ -78,8 +78,8 @@ _ALL = (
         "snelson",
         "Fig. 3: bands on Snelson's data with a gap",
         "One standard deviation of y, noise included. DNN: networks sampled from the diagonal Gaussian (Laplace) or "
-        "from q (VI). The GP of the VI panel has δ = 0.1, its training 1, as in the paper's runs. The shaded interval has "
-        "no data.",
+        "from q (VI). The GP of the VI panel has δ = 0.1, its training 1, as in the paper's runs. The shaded "
+        "interval has no data.",
         snelson.SnelsonConfig.preset,
         _alone(snelson.run),
         drawings.snelson,
