@@ -43,8 +43,8 @@ class ImagesConfig:
     classes: tuple[int, ...] = ()
     """Those that the network is trained on; none: all."""
     methods: tuple[str, ...] = (LAPLACE, VI)
-    adam_epochs: int = 15
-    adam_lr: float = 1e-3
+    adam_epochs: int = 20
+    adam_lr: float = 2e-3
     adam_prior_precision: float = 6.0
     """δ of the training by Adam: 6 is a weight decay of 1e-4 on the 60,000 images of MNIST."""
     laplace_prior_precision: float = 6.0
