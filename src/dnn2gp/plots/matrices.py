@@ -13,10 +13,13 @@ from dnn2gp.plots import style
 from dnn2gp.plots.style import Grouping
 
 
-def kernel_matrix(kernel: np.ndarray, labels: np.ndarray, names: tuple[str, ...] | None = None) -> Figure:
+def kernel_matrix(
+    kernel: np.ndarray, labels: np.ndarray, names: tuple[str, ...] | None = None, *, of: str = ""
+) -> Figure:
     """The N × N kernel between examples, rows and columns grouped by class, as in Fig. 4(a), right.
 
     names  of the classes 0, 1, …; without them the bars have the labels
+    of     what it is a kernel of, for the title
 
     The colours end at the 99th percentile of |κ| (stronger pairs have the last colour), so that the few largest
     entries, mostly on the diagonal, do not hide the rest.
@@ -37,14 +40,14 @@ def kernel_matrix(kernel: np.ndarray, labels: np.ndarray, names: tuple[str, ...]
     beyond = (bool((values < -limit).any()), bool((values > limit).any()))
     extend = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
     style.colour_bar(axes, image, "tr κ(x, x′), the kernel summed over the outputs (▲: beyond the scale)", extend)
-    title = "Kernel: which examples are alike to the network"
+    title = _title("Kernel: which examples are alike to the network", of)
     style.describe(axes, title, "the same examples", "examples, grouped by class", bars=("left", "top"))
     _no_ticks(axes)
     return figure
 
 
-def posterior_mean(mean: np.ndarray, labels: np.ndarray) -> Figure:
-    """The N × K posterior mean, rows grouped by class, as in Fig. 4(a), left."""
+def posterior_mean(mean: np.ndarray, labels: np.ndarray, *, of: str = "") -> Figure:
+    """The N × K posterior mean, rows grouped by class, as in Fig. 4(a), left; `of` what, for the title."""
     labels = _check(mean, labels, "mean")
     groups = Grouping.of(labels)
     values = mean[groups.order]
@@ -56,7 +59,7 @@ def posterior_mean(mean: np.ndarray, labels: np.ndarray) -> Figure:
     style.colour_bar(axes, image, "E[f(x) | data]")
     style.describe(
         axes,
-        "Posterior mean of the GP, before the link",
+        _title("Posterior mean of the GP, before the link", of),
         "output (class)",
         "examples, grouped by true class",
         bars=("left",),
@@ -64,8 +67,8 @@ def posterior_mean(mean: np.ndarray, labels: np.ndarray) -> Figure:
     return figure
 
 
-def uncertainty_maps(epistemic: np.ndarray, aleatoric: np.ndarray, labels: np.ndarray) -> Figure:
-    """The two N × K parts of the predictive variance side by side on one scale, as in Fig. 4(d).
+def uncertainty_maps(epistemic: np.ndarray, aleatoric: np.ndarray, labels: np.ndarray, *, of: str = "") -> Figure:
+    """The two N × K parts of the predictive variance side by side on one scale, as in Fig. 4(d); `of` what.
 
     Brightness follows the square root of the variance, so that small variances are seen beside large ones.
     """
@@ -83,11 +86,17 @@ def uncertainty_maps(epistemic: np.ndarray, aleatoric: np.ndarray, labels: np.nd
         style.class_lines(axes, groups, "#cccccc", both=False)
         rows = "examples, grouped by true class" if axes is panels[0] else ""
         style.describe(axes, title, "output (class)", rows, bars=("left",))
+    if of:
+        figure.suptitle(of, fontsize=style.TITLE, x=0.02, ha="left")
     scale = ScalarMappable(norm, style.SEQUENTIAL)
     style.colour_bar(
         panels[1], scale, "variance of y, the label as 0 or 1 for each class (to first order: it may exceed ¼)"
     )
     return figure
+
+
+def _title(words: str, of: str) -> str:
+    return f"{of}\n{words}" if of else words
 
 
 def _rows(axes: Axes, values: np.ndarray, groups: Grouping, colours: str, norm: Normalize) -> AxesImage:

@@ -21,6 +21,7 @@ from dnn2gp.plots.tuning_panels import Fit, Panel, fits_and_panels, tuning_panel
 from dnn2gp.plots.widths import widths
 
 Drawings = dict[str, Figure]
+_NAMES = {"mnist": "MNIST", "binary_mnist": "MNIST, trained on 0 and 1", "cifar": "CIFAR-10"}
 
 
 def two_d(result: Result) -> Drawings:
@@ -68,10 +69,11 @@ def images(result: Result) -> Drawings:
     own, labels = result.arrays, result.arrays["labels"]
     drawn: Drawings = {}
     for method in (method for method in (LAPLACE, VI) if f"{method}_kernel" in own):
-        drawn[f"{method}-kernel"] = kernel_matrix(own[f"{method}_kernel"], labels)
-        drawn[f"{method}-posterior-mean"] = posterior_mean(own[f"{method}_posterior_mean"], labels)
+        of = f"{_NAMES[result.figure]}, {WORDS[method]}"
+        drawn[f"{method}-kernel"] = kernel_matrix(own[f"{method}_kernel"], labels, of=of)
+        drawn[f"{method}-posterior-mean"] = posterior_mean(own[f"{method}_posterior_mean"], labels, of=of)
         drawn[f"{method}-uncertainty"] = uncertainty_maps(
-            own[f"{method}_epistemic"], own[f"{method}_aleatoric"], labels
+            own[f"{method}_epistemic"], own[f"{method}_aleatoric"], labels, of=of
         )
     return drawn
 
@@ -138,7 +140,9 @@ def ood(result: Result) -> Drawings:
         drawn[f"{method}-scores"] = outliers(
             own[f"{method}_{first}"], own["outside"], curves, names, SCORES[first], title
         )
-        drawn[f"{method}-kernel"] = kernel_matrix(own[f"{method}_kernel"], own["few_outside"], names)
+        drawn[f"{method}-kernel"] = kernel_matrix(
+            own[f"{method}_kernel"], own["few_outside"], names, of=f"{WORDS[method]}"
+        )
     return drawn
 
 
