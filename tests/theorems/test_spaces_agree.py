@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnn2gp import Expansion, FunctionSpace, GaussianLikelihood, WeightSpace, convert
@@ -48,6 +48,7 @@ def test_all_answers_agree(kind, examples, outputs, width):
     assert_agree(weight.evidence_gradient().prior_precision, function.evidence_gradient().prior_precision, 1e-7)
 
 
+@settings(max_examples=50)
 @given(
     kind=st.sampled_from(KINDS),
     examples=st.integers(1, 6),
