@@ -203,7 +203,7 @@ def _claims(panel: str, arrays: dict[str, np.ndarray], config: SnelsonConfig) ->
 
 
 def _why(panel: str, arrays: dict[str, np.ndarray], config: SnelsonConfig, where: np.ndarray) -> str:
-    """What stands against it: other minima have other bands; mean-field VI fits with few of its units."""
+    """What stands against it: other minima have other bands; mean-field VI fits the data badly."""
     if panel == "vi":
         error = float(arrays["vi_error"])
         same = arrays["vi_same_prior_std"][where]
@@ -211,7 +211,7 @@ def _why(panel: str, arrays: dict[str, np.ndarray], config: SnelsonConfig, where
         return (
             f" (a GP with δ = {config.vi_gp_prior_precision:g}; with the training's {config.vi_prior_precision:g} at "
             f"{shares[0]:.0%} and {shares[1]:.0%}); VI leaves an error of {error:.2f} on the data beside σ = "
-            f"{config.sigma}, with few units in use"
+            f"{config.sigma}"
         )
     wider = arrays["minima_std"][:, where] > arrays[f"{panel}_{RBF_GP}_std"][where]
     shares = ", ".join(f"{share:.0%}" for share in wider.mean(1)[np.argsort(arrays["minima_loss"])])
