@@ -13,7 +13,7 @@ from dnn2gp import BernoulliLikelihood, CategoricalLikelihood, GaussianLikelihoo
 from dnn2gp.data import read_data
 from dnn2gp.ensemble import Ensemble, initial_weights, write_weights
 from dnn2gp.errors import DivergedError, InputError
-from dnn2gp.minimise import adam, minimise, train_to_minimum
+from dnn2gp.minimise import minimise, train_to_minimum
 
 from problems import functional
 from reference import brute_force
@@ -141,26 +141,6 @@ def test_a_weak_start_is_left_where_nothing_lowers_the_loss():
     again = minimise(ensemble, first.weights)
     assert again.iterations == 0
     assert torch.equal(again.weights, first.weights)
-
-
-def test_adam_is_torchs_adam_with_a_plateau_of_its_own_for_each_member():
-    x, y, likelihood, _ = members("gaussian")
-    weights = initial_weights(build, [1, 2, 3])
-    found = adam(Ensemble(build(), x, y, likelihood, DELTAS), weights, lr=0.1, epochs=60, factor=0.5, patience=3)
-    for member in range(3):
-        module = brute_force.with_weights(build(), weights[member]).float()
-        optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=3)
-        for _ in range(60):
-            optimizer.zero_grad()
-            squares = sum(weight.square().sum() for weight in module.parameters())
-            gap = (module(x[member].float()) - y[member].float()) / 0.4
-            loss = 0.5 * gap.square().sum() + 0.5 * DELTAS[member] * squares
-            loss.backward()
-            optimizer.step()
-            plateau.step(loss.detach())
-        expected = brute_force.flat_weights(module).double()
-        torch.testing.assert_close(found[member], expected, rtol=5e-3, atol=5e-3)
 
 
 @pytest.mark.parametrize("inplace", [False, True])

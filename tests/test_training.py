@@ -153,6 +153,14 @@ def test_a_checkpoint_of_other_settings_is_refused(digits: Path, tmp_path: Path)
         run(config)
     with pytest.raises(InputError, match="other prior_precision"):
         run(replace(config, prior_precision=2.0), resume=True)
+    own = load_images("mnist")
+    Training(config, own, resume=True)
+    for other in (
+        replace(own, train_images=own.train_images.flip(3)),
+        replace(own, train_labels=own.train_labels.flip(0)),
+    ):
+        with pytest.raises(InputError, match="other images"):
+            Training(config, other, resume=True)
 
 
 def test_settings_that_mean_nothing(digits: Path, tmp_path: Path) -> None:

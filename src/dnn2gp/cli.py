@@ -14,24 +14,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from dnn2gp.errors import (
-    DivergedError,
-    FileFormatError,
-    InputError,
-    MemoryBudgetError,
-    NetworkError,
-    NotPositiveDefiniteError,
-)
+from dnn2gp.errors import EXPECTED, InputError
 
-_ERRORS = (
-    InputError,
-    NetworkError,
-    NotPositiveDefiniteError,
-    DivergedError,
-    MemoryBudgetError,
-    FileFormatError,
-    OSError,
-)
 _FAILED, _INTERRUPTED = 1, 130
 
 app = typer.Typer(
@@ -273,7 +257,7 @@ def _clear_errors() -> Iterator[None]:
     stderr = Console(stderr=True)
     try:
         yield
-    except _ERRORS as error:
+    except EXPECTED as error:
         stderr.print(Text.assemble(("Error: ", "bold red"), (str(error), "red")), soft_wrap=True)
         raise typer.Exit(_FAILED) from None
     except KeyboardInterrupt:

@@ -73,14 +73,6 @@ class Ensemble:
                 f"{tuple(inputs.shape)} and targets {tuple(targets.shape)}."
             )
 
-    def to(self, dtype: torch.dtype) -> Ensemble:
-        """The same in another dtype: float32 for quick steps; curvature and evidence are meant for float64."""
-        other = copy(self)
-        other.inputs, other.prior_precision = self.inputs.to(dtype), self.prior_precision.to(dtype)
-        other.targets = self.targets.to(dtype) if self.targets.is_floating_point() else self.targets
-        other._fixed = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self._fixed.items()}
-        return other
-
     @property
     def size(self) -> int:
         """B."""

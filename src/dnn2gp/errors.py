@@ -30,6 +30,18 @@ class FileFormatError(ValueError):
     """A file that is not a whole dnn2gp file of a version that this release reads."""
 
 
+EXPECTED = (
+    InputError,
+    NetworkError,
+    NotPositiveDefiniteError,
+    MemoryBudgetError,
+    DivergedError,
+    FileFormatError,
+    OSError,
+)
+"""What commands say in words; any other error is a bug, and keeps its traceback."""
+
+
 class NotAMinimumWarning(UserWarning):
     """The weights are not a minimum of the loss, so the GP's mean is not the network (one Gauss-Newton step away)."""
 

@@ -75,40 +75,6 @@ def minimise(
     return state.result(max_iterations)
 
 
-def adam(
-    ensemble: Ensemble,
-    weights: Float[Tensor, "B P"],
-    *,
-    lr: float,
-    epochs: int,
-    factor: float = 1.0,
-    patience: int = 10,
-) -> Float[Tensor, "B P"]:
-    """Train every member by full-batch Adam in float32; its own lr falls by `factor` where its loss rests.
-
-    The schedule is that of torch's ReduceLROnPlateau: after more than `patience` epochs that do not lower the best
-    loss by a share of 1e-4. What it ends at is near a minimum, not at it.
-    """
-    narrow = ensemble.to(torch.float32)
-    leaf = weights.float().clone().requires_grad_()
-    optimizer = torch.optim.Adam([leaf], lr=1.0)  # a step of 1, to be scaled by each member's own rate
-    rates = torch.full((len(weights), 1), lr)
-    best, waited = torch.full((len(weights),), torch.inf), torch.zeros(len(weights))
-    for _ in track(range(epochs), "training by Adam", total=epochs):
-        loss = narrow.loss(leaf)
-        (leaf.grad,) = torch.autograd.grad(loss.sum(), leaf)
-        before = leaf.detach().clone()
-        optimizer.step()
-        with torch.no_grad():
-            leaf.copy_(before + rates * (leaf - before))
-            better = loss < best * (1 - 1e-4)
-            best, waited = torch.where(better, loss, best), torch.where(better, 0.0, waited + 1)
-            tired = waited > patience
-            rates[tired] *= factor
-            waited[tired] = 0.0
-    return leaf.detach().double()
-
-
 def train_to_minimum(network: nn.Module, data: Data, likelihood: Likelihood, prior_precision: Tensor) -> None:
     """Train the module in place from its weights to a minimum of Σᵢ ℓᵢ(w) + ½ wᵀ diag(δ) w, in eval mode.
 

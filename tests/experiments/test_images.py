@@ -96,6 +96,12 @@ def test_same_class_ratio_by_a_loop():
     assert images.same_class_ratio(kernel, labels) == pytest.approx((np.mean(same), np.mean(other)))
 
 
+def test_correlations_are_those_of_numpy():
+    rows = np.random.default_rng(0).normal(size=(5, 1000))
+    rows -= rows.mean(1, keepdims=True)
+    np.testing.assert_allclose(images.correlations(rows @ rows.T), np.corrcoef(rows), atol=1e-12)
+
+
 @pytest.mark.parametrize("module", [mnist, cifar, binary_mnist, ood])
 def test_the_same_twice_and_from_kept_weights(module, tmp_path):
     """Fresh trainings and kept weights give the same bytes; what is wrong is refused."""

@@ -72,6 +72,7 @@ def test_bands_of_snelson_hold_the_noise():
     gap = (x >= 1.5) & (x <= 3.0)
     wider = found.arrays["laplace_dnn2gp_std"][gap] > found.arrays["laplace_dnn_std"][gap]
     assert f"DNN's at {wider.mean():.0%}" in found.claims[0].measured
+    assert snelson._intervals(np.arange(6.0), np.array([1, 0, 1, 1, 0, 1], dtype=bool)) == "0 … 0, 2 … 3, 5 … 5"
 
 
 def test_results_that_are_not_whole(tmp_path):

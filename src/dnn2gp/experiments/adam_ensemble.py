@@ -1,4 +1,4 @@
-"""Full-batch Adam for an ensemble of tanh networks in a regression: `minimise.adam` in a fraction of its time."""
+"""Full-batch Adam for an ensemble of tanh networks in a regression, with gradients by hand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.ensemble import Ensemble
+from dnn2gp.errors import InputError
 from dnn2gp.experiments.mlp_passes import Passes, Sizes
-from dnn2gp.experiments.threads import equal_parts, in_threads
+from dnn2gp.experiments.threads import equal_parts, go_on, in_threads
+from dnn2gp.likelihoods import GaussianLikelihood
 
 # Units of one layer, of all examples of some members, that are computed at a time: they then stay in the cache.
 _UNITS = 2**19
@@ -27,10 +29,14 @@ def adam(
     patience: int = 10,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "B P"]:
-    """Train every member of an ensemble with GaussianLikelihood(1); its lr falls by `factor` where its loss rests.
+    """Train every member of an ensemble on Σ_n ½ (y_n − f_n)² + ½ δ wᵀw; its own lr falls where its loss rests.
 
-    The same steps as `minimise.adam`, of Σ_n ½ (y_n − f_n)² + ½ δ wᵀw, with gradients by hand.
+    The schedule is that of torch's ReduceLROnPlateau: by `factor` after more than `patience` epochs that do not lower
+    the best loss by a share of 1e-4. What it ends at is near a minimum, not at it.
     """
+    likelihood = ensemble.likelihood
+    if not isinstance(likelihood, GaussianLikelihood) or not bool((likelihood.sigma == 1).all()):
+        raise InputError(f"adam: expected an ensemble with GaussianLikelihood(1); got {likelihood}.")
     sizes, size = Sizes.of(ensemble.network), ensemble.size
     inputs, targets = (part.to(dtype).expand(size, -1, -1) for part in (ensemble.inputs, ensemble.targets))
     delta = ensemble.prior_precision.to(dtype)
@@ -57,6 +63,7 @@ def _train(
     rates = torch.full_like(weights[:, :1], lr)
     best, waited = torch.full_like(weights[:, 0], torch.inf), torch.zeros_like(weights[:, 0])
     for epoch in range(1, epochs + 1):
+        go_on()
         fit, gradient = passes.loss_and_gradient(weights)
         loss, gradient = fit + 0.5 * (delta * weights.square()).sum(1), gradient + delta * weights
         first.lerp_(gradient, 1 - _BETA1)

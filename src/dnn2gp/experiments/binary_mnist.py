@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from dnn2gp.experiments.images import VI, ImagesConfig, accuracy_claim, look_at_all
+from dnn2gp.experiments.images import VI, ImagesConfig, accuracy_claim, correlations, look_at_all
 from dnn2gp.experiments.result import Claim, Result, check_preset, plain
 
 
 def preset(name: str) -> ImagesConfig:
     """`paper`, or `smoke`: a little of it."""
     whole = ImagesConfig(classes=(0, 1), methods=(VI,), vogn_epochs=20)
-    return whole.smaller() if check_preset(name) == "smoke" else replace(whole)
+    return whole.smaller() if check_preset(name) == "smoke" else whole
 
 
 def run(config: ImagesConfig, folder: Path) -> Result:
@@ -42,7 +41,7 @@ def _claims(arrays: dict[str, np.ndarray], config: ImagesConfig) -> tuple[Claim,
                 outside < inside,
             )
         )
-        kernel = np.abs(arrays[f"{method}_kernel"])
+        kernel = np.abs(correlations(arrays[f"{method}_kernel"]))
         inner = kernel[np.ix_(seen, seen)]
         within = float(inner[~np.eye(len(inner), dtype=bool)].mean())
         beyond = float(kernel[np.ix_(seen, ~seen)].mean())
@@ -50,7 +49,7 @@ def _claims(arrays: dict[str, np.ndarray], config: ImagesConfig) -> tuple[Claim,
             Claim(
                 "correlations with unseen digits are slight",
                 f"Fig. 4(c): slight; strong between {digits} (here: below)",
-                f"mean |κ| {beyond:.3g} with unseen digits, {within:.3g} among {digits}",
+                f"mean |correlation| {beyond:.3g} with unseen digits, {within:.3g} among {digits}",
                 beyond < within,
             )
         )

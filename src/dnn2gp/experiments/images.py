@@ -29,8 +29,6 @@ from dnn2gp.training.job import Training
 
 LAPLACE, VI = "laplace", "vi"
 WORDS = {LAPLACE: "Laplace", VI: "VI"}
-# Drawn from q for VOGN's test accuracy by sampling.
-_NETWORKS = 10
 _CIFAR_MEAN, _CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 
@@ -83,7 +81,6 @@ class ImagesConfig:
             temperature=1.0 if adam else self.temperature,
             num_train=self.num_train,
             flip=self.flip,
-            networks=_NETWORKS,
             seed=self.seed,
             out=folder,
         )
@@ -118,7 +115,7 @@ def train(config: ImagesConfig, images: Images, method: str, folder: Path) -> Tr
     own = images.of_classes(config.classes) if config.classes else images
     training = _training(config.training(method, folder), own)
     training.run()
-    accuracy = training.scores()[0].accuracy
+    accuracy = training.score_at_the_mean().accuracy
     optimizer = training.optimizer
     if isinstance(optimizer, OnlineNewtonOptimizer):
         posterior = optimizer.posterior()
@@ -204,6 +201,12 @@ def same_class_ratio(values: np.ndarray, labels: np.ndarray) -> tuple[float, flo
     return float(values[same & others].mean()), float(values[~same].mean())
 
 
+def correlations(kernel: np.ndarray) -> np.ndarray:
+    """κ(x, x') / √(κ(x, x) κ(x', x'))."""
+    scale = np.sqrt(np.diagonal(kernel))
+    return kernel / np.outer(scale, scale)
+
+
 def accuracy_claim(words: str, accuracy: float, paper: str, holds: Callable[[float], bool] | None) -> Claim:
     """How many test images a network gets right."""
     return Claim(f"test accuracy of {words}", paper, f"{accuracy:.2%}", None if holds is None else holds(accuracy))
@@ -211,12 +214,14 @@ def accuracy_claim(words: str, accuracy: float, paper: str, holds: Callable[[flo
 
 def kernel_claim(words: str, arrays: dict[str, np.ndarray], method: str, paper: str) -> Claim:
     """Examples of one class are more alike to the kernel than others."""
-    same, other = same_class_ratio(arrays[f"{method}_kernel"], arrays["labels"])
+    kernel, labels = arrays[f"{method}_kernel"], arrays["labels"]
+    same, other = same_class_ratio(kernel, labels)
     ratio = f"{same / other:.2f} times" if other > 0 else "the other below 0:"
+    alike = same_class_ratio(correlations(kernel), labels)
     return Claim(
         f"{words}, {WORDS[method]}: kernel entries of one class exceed those of two",
         paper,
-        f"mean {same:.4g} beside {other:.4g} ({ratio})",
+        f"mean {same:.4g} beside {other:.4g} ({ratio}); as correlations {alike[0]:.2f} beside {alike[1]:.2f}",
         same > other,
     )
 

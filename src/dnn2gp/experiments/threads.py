@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event, local
 from typing import TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from dnn2gp.progress import track
 from dnn2gp.tune.jobs import one_thread
 
 T = TypeVar("T")
+_OWN, _NEVER = local(), Event()
 # Members are parted into at least as many, however many threads there are: results are then the same everywhere.
 _PARTS = 4
 
@@ -23,14 +25,25 @@ def in_threads(work: Callable[[slice], T], parts: Sequence[slice], description: 
     Threads that share small operations wait for each other in every one of them, which takes many times as long where
     the machine has other work.
     """
-    workers = torch.get_num_threads()
+    workers, stop = torch.get_num_threads(), Event()
 
     def alone(part: slice) -> T:
         torch.set_num_threads(1)  # each thread has its own number
+        _OWN.stop = stop
         return work(part)
 
     with one_thread(), ThreadPoolExecutor(workers) as pool:
-        return list(track(pool.map(alone, parts), description, total=len(parts)))
+        try:
+            return list(track(pool.map(alone, parts), description, total=len(parts)))
+        except BaseException:
+            stop.set()  # the pool waits for its threads
+            raise
+
+
+def go_on() -> None:
+    """For the work to ask between its steps: it ends here once another part has failed, or on Ctrl-C."""
+    if getattr(_OWN, "stop", _NEVER).is_set():
+        raise KeyboardInterrupt
 
 
 def equal_parts(count: int, most: int) -> list[slice]:

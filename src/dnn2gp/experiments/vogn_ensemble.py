@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dnn2gp.errors import DivergedError, InputError
 from dnn2gp.experiments.mlp_passes import Passes, Sizes
-from dnn2gp.experiments.threads import equal_parts, in_threads
+from dnn2gp.experiments.threads import equal_parts, go_on, in_threads
 from dnn2gp.online_newton import check_positive, check_rate
 
 # Bytes for the activations of the members that are trained at a time, and their gradients.
@@ -138,6 +138,7 @@ def _train(
     noise = mean.new_empty(len(mean), settings.num_samples, mean.shape[1])
     precision = torch.full_like(mean, settings.initial_precision)
     for step in range(1, settings.steps + 1):
+        go_on()
         for own, generator in zip(noise, generators, strict=True):
             own.normal_(generator=generator)
         samples = torch.addcmul(mean[:, None], noise, precision.rsqrt()[:, None])

@@ -101,7 +101,8 @@ def colour_bar(axes: Axes, image: ScalarMappable, label: str, extend: str = "nei
     """The scale of an image, to its right."""
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
-    bar = figure.colorbar(image, ax=axes, extend=extend, fraction=0.05, pad=0.02, aspect=35)
+    beside = axes.inset_axes((1.02, 0.0, 0.03, 1.0))  # as tall as the image, whatever its aspect
+    bar = figure.colorbar(image, cax=beside, extend=extend)
     bar.set_label(label, fontsize=LABEL)
     bar.ax.tick_params(labelsize=TICK)
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]

@@ -12,14 +12,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from dnn2gp.errors import (
-    DivergedError,
-    FileFormatError,
-    InputError,
-    MemoryBudgetError,
-    NetworkError,
-    NotPositiveDefiniteError,
-)
+from dnn2gp.errors import EXPECTED, FileFormatError, InputError
 from dnn2gp.experiments.result import PRESETS, Claim, Result, plain
 from dnn2gp.files import write_bytes, write_text
 from dnn2gp.plots.style import DPI
@@ -29,16 +22,6 @@ from dnn2gp.reproduce.figures import FIGURES, FigureKind, Place
 
 ALL = "all"
 REPORT = "report.html"
-# Said in words; any other error of a figure is a bug, and keeps its traceback.
-_FAILURES = (
-    InputError,
-    FileFormatError,
-    DivergedError,
-    MemoryBudgetError,
-    NetworkError,
-    NotPositiveDefiniteError,
-    OSError,
-)
 
 
 @dataclass(frozen=True)
@@ -91,7 +74,7 @@ def run(config: ReproduceConfig, console: Console | None = None) -> Outcome:
             sections[kind.name] = _section(config, kind, result)
         except Exception as error:
             failures[kind.name] = str(error) or type(error).__name__
-            if not isinstance(error, _FAILURES):
+            if not isinstance(error, EXPECTED):
                 console.print_exception()
             console.print(f"    not there: {failures[kind.name]}", style="red", highlight=False, markup=False)
             continue

@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from math import cos, pi
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from jaxtyping import Float
@@ -146,11 +148,15 @@ class Training:
 
     def scores(self) -> list[Score]:
         """The network at the mean; for VOGN and OGN also the average over networks drawn from q."""
-        found = [self._score("network at the mean", self._probabilities(self.network))]
+        found = [self.score_at_the_mean()]
         if isinstance(self.optimizer, OnlineNewtonOptimizer):
             averaged = f"average of {self.config.networks} networks ~ q"
             found.append(self._score(averaged, self._sampled(self.optimizer)))
         return found
+
+    def score_at_the_mean(self) -> Score:
+        """Of the network with the weights that it has."""
+        return self._score("network at the mean", self._probabilities(self.network))
 
     def _optimizer(self) -> torch.optim.Optimizer:
         config, count = self.config, len(self.labels)
@@ -203,7 +209,7 @@ class Training:
 
     def _save(self) -> None:
         tree: dict[str, Any] = {
-            "config": {name: value for name, value in self.config.fingerprint().items()},
+            "config": self._fingerprint,
             "network": dict(self.network.state_dict()),
             "optimizer": self.optimizer.state_dict(),
             "epoch": self.epoch,
@@ -214,10 +220,9 @@ class Training:
 
     def _resume(self) -> None:
         tree = load_checkpoint(self.path)
-        if tree.get("config") != self.config.fingerprint():
-            differing = [
-                name for name, value in self.config.fingerprint().items() if tree.get("config", {}).get(name) != value
-            ]
+        own, kept = self._fingerprint, tree.get("config", {})
+        if kept != own:
+            differing = [name for name, value in own.items() if kept.get(name) != value]
             raise InputError(
                 f"{self.path} is of another training (other {', '.join(differing)}). Resume with the settings it had, "
                 "or choose another folder (--out)."
@@ -225,6 +230,12 @@ class Training:
         self.network.load_state_dict(tree["network"])
         self.optimizer.load_state_dict(tree["optimizer"])
         self.epoch, self.batch, self.seconds = tree["epoch"], tree["batch"], tree["seconds"]
+
+    @cached_property
+    def _fingerprint(self) -> dict[str, object]:
+        """All that the weights depend on, the images themselves included."""
+        content = crc32(self.labels.contiguous().numpy().data, crc32(self.inputs.contiguous().numpy().data))
+        return {**self.config.fingerprint(), "images": content}
 
     def _probabilities(self, network: Callable[[Tensor], Tensor]) -> Float[Tensor, "N K"]:
         with torch.no_grad():
