@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from typer.testing import CliRunner
 
 from dnn2gp.cli import app
 from dnn2gp.errors import FileFormatError, InputError, MemoryBudgetError, NetworkError, NotPositiveDefiniteError
+from dnn2gp.table_tuning import TableTuningConfig
+from dnn2gp.training import TrainConfig
 
 
 def invoke(*arguments: str):
@@ -46,6 +49,18 @@ def test_help_of_the_demo() -> None:
     text = plain(result.output)
     for part in ("--out", "--seed", "--preset", "default", "smoke", "Example: dnn2gp demo --out results --seed 1"):
         assert part in text
+
+
+def test_defaults_in_the_help_are_those_of_the_configuration() -> None:
+    """Options that are None until a preset fills them say what it fills in."""
+    options = ("epochs", "batch_size", "prior_precision", "temperature", "momentum", "num_samples", "repeats")
+    values = {**vars(TrainConfig.preset("paper")), "repeats": TableTuningConfig.preset("default").repeats}
+    shown = {name: plain(invoke(name, "--help").output) for name in ("train", "tune")}
+    for name in options:
+        text = shown["tune" if name == "repeats" else "train"]
+        assert f"[default: ({values[name]:g})]" in text.split(f"--{name.replace('_', '-')} ")[1].split(" --")[0], name
+    rates = [replace(TrainConfig(), method=method).rate for method in ("vogn", "adam")]
+    assert f"[default: ({rates[0]}; Adam {rates[1]})]" in shown["train"]
 
 
 @pytest.mark.parametrize(

@@ -89,17 +89,31 @@ def train(
     data: Annotated[str, typer.Argument(help="The data: mnist.")] = "mnist",
     optimizer: Annotated[Method, typer.Option(help="The method.")] = Method.vogn,
     beside: Annotated[list[Method] | None, typer.Option(help="Methods to train for the same epochs beside it.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training set.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples of a step.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training set.", show_default="20")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples of a step.", show_default="128")] = None,
     lr: Annotated[
-        float | None, typer.Option(help="The first learning rate: β, in (0, 1]; Adam's own for Adam.")
+        float | None,
+        typer.Option(
+            help="The first learning rate: β, in (0, 1]; Adam's own for Adam.", show_default="0.03; Adam 0.001"
+        ),
     ] = None,
-    precision_lr: Annotated[float | None, typer.Option(help="The rate of the precision (VOGN, OGN).")] = None,
-    initial_precision: Annotated[float | None, typer.Option(help="The first precision of q (VOGN, OGN).")] = None,
-    prior_precision: Annotated[float | None, typer.Option(help="δ of the prior, on the summed loss.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="T of a posterior ∝ p(D|w)^{1/T} p(w).")] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of past gradients (VOGN, OGN).")] = None,
-    num_samples: Annotated[int | None, typer.Option(min=1, help="Samples of q a step (VOGN).")] = None,
+    precision_lr: Annotated[
+        float | None,
+        typer.Option(help="The rate of the precision (VOGN, OGN).", show_default="6 / steps, at most 0.001"),
+    ] = None,
+    initial_precision: Annotated[
+        float | None, typer.Option(help="The first precision of q (VOGN, OGN).", show_default="N / 10 T")
+    ] = None,
+    prior_precision: Annotated[
+        float | None, typer.Option(help="δ of the prior, on the summed loss.", show_default="3")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="T of a posterior ∝ p(D|w)^{1/T} p(w).", show_default="1")
+    ] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of past gradients (VOGN, OGN).", show_default="0.9")] = None,
+    num_samples: Annotated[
+        int | None, typer.Option(min=1, help="Samples of q a step (VOGN).", show_default="1")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for checkpoints and results.json.")] = Path("dnn2gp-train"),
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
@@ -148,10 +162,18 @@ def tune(
     task: Annotated[
         Task, typer.Option(help="Whether the target is a number or one of some classes.")
     ] = Task.regression,
-    width: Annotated[list[str] | None, typer.Option(help="Hidden units to try: 2,5,10, or repeat it.")] = None,
-    depth: Annotated[list[str] | None, typer.Option(help="Hidden layers to try: 1,2, or repeat it.")] = None,
+    width: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Hidden units to try: 2,5,10, or repeat it.",
+            show_default="2,5,10,20,50, without those of many weights",
+        ),
+    ] = None,
+    depth: Annotated[
+        list[str] | None, typer.Option(help="Hidden layers to try: 1,2, or repeat it.", show_default="1")
+    ] = None,
     activation: Annotated[str, typer.Option(help="tanh, sigmoid, relu, gelu or silu.")] = "tanh",
-    repeats: Annotated[int | None, typer.Option(min=1, help="Trainings of every setting.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Trainings of every setting.", show_default="3")] = None,
     predict: Annotated[Path | None, typer.Option(help="A table to predict, into predictions.csv.")] = None,
     impute: Annotated[bool, typer.Option("--impute", help="Fill missing cells: median, or the most frequent.")] = False,
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; repeat it for more.")] = None,
