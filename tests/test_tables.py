@@ -185,7 +185,8 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("x,c,y\n1,,2\n2,,3\n", "'c' are all the same.*--drop-constant"),
         ("x,c,y\n1,4,2\n2,5,3\n3,6,4\n4,6b,4\n", r"line 5, column 'c': '6b' is no number.*--categorical 'c'"),
         (",x,y\n0,4,2\n1,5,3\n", "column 1 has no name.*--drop 'Unnamed: 0'"),
-        ("x,y\n" + "".join(f"id{i},{i}\n" for i in range(101)), "'x' has 101 different texts.*--drop 'x'"),
+        ("x,y\n" + "".join(f"id{i},{i}\n" * 2 for i in range(101)), "'x' has 101 different texts.*--drop 'x'"),
+        ("x,y\n" + "".join(f"id{i},{i}\n" for i in range(11)), "cell of column 'x' has a text of its own.*--drop 'x'"),
     ],
 )
 def test_columns_that_are_refused(text: str, message: str, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from dnn2gp.tables.table import Table, named, number, truth
 
 MAX_CATEGORIES = 100
 """A column of more texts than this is an id, or free text."""
+# So many rows may have a text of their own by chance.
+_FEW = 10
 
 
 def feature_kinds(
@@ -101,7 +103,13 @@ def _is_constant(table: Table, name: str) -> bool:
 
 
 def _check_categories(table: Table, name: str) -> None:
-    count = len({text for text in table.texts(name) if text is not None})
+    texts = [text for text in table.texts(name) if text is not None]
+    count = len(set(texts))
+    if count == len(texts) > _FEW:
+        raise InputError(
+            f"{table.name}: every cell of column {name!r} has a text of its own, from which nothing can be learnt. It "
+            f"seems to be an id: leave it out with --drop {name!r}."
+        )
     if count > MAX_CATEGORIES:
         raise InputError(
             f"{table.name}: column {name!r} has {count} different texts; expected {MAX_CATEGORIES} categories at the "
