@@ -104,13 +104,13 @@ def _claims(arrays: dict[str, np.ndarray]) -> tuple[Claim, ...]:
     """Both kernels tend to their limits as 1/√H."""
     found = []
     logs = np.log(arrays["widths"])
-    for name, words in (("last_layer_error", "last layer alone (Williams, 1997)"), ("kernel_error", "all weights")):
+    for name, words in (("last_layer_error", "the last layer alone (Williams, 1997)"), ("kernel_error", "all weights")):
         errors = arrays[name].mean(1)
         slope = float(np.polyfit(logs, np.log(errors), 1)[0])
         text = f"{errors[0]:.0%} off with {arrays['widths'][0]} units, {errors[-1]:.2%} with {arrays['widths'][-1]:,}"
         found.append(
             Claim(
-                f"the kernel of the {words} tends to its infinite limit",
+                f"the kernel of {words} tends to its infinite limit",
                 "theory: as 1/√width, slope −0.5",
                 f"{text}; slope {slope:.2f}",
                 abs(slope + 0.5) < 0.1,
