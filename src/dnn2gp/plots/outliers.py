@@ -50,7 +50,7 @@ def outliers(
         label = f"{curve.area:.3f}  {curve.name}"
         right.plot(curve.known, curve.other, color=colour, linestyle=dash, linewidth=1.8, label=label)
     right.plot([0, 1], [0, 1], color="#cccccc", linewidth=0.8)
-    right.legend(title="area under the curve", fontsize=style.TICK, title_fontsize=style.TICK, loc="lower right")
+    right.legend(title="area under the curve", fontsize=style.TICK, title_fontsize=style.TICK, loc="center")
     style.describe(
         right, "Who is told apart", f"share of {names[0]} taken for {names[1]}", f"share of {names[1]} found"
     )

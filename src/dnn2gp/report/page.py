@@ -95,7 +95,7 @@ def _contents(sections: Sequence[Section], anchors: Sequence[str]) -> str:
 
 def _overview(sections: Sequence[Section], anchors: Sequence[str]) -> str:
     rows = [
-        (claim, f'<a href="#{anchor}">{escape(section.name)}</a>')
+        (claim, f'<a href="#{anchor}">{escape(section.name).replace("_", "_<wbr>")}</a>')
         for section, anchor in zip(sections, anchors, strict=True)
         for claim in section.claims
     ]
@@ -105,7 +105,8 @@ def _overview(sections: Sequence[Section], anchors: Sequence[str]) -> str:
 
 def _section(section: Section, anchor: str, known: dict[Examples, str]) -> str:
     parts = [f"<h2>{escape(section.title)}</h2>", markup.paragraphs(section.caption)]
-    parts += [markup.picture(content, caption) for caption, content in section.pictures.items()]
+    pictures = "".join(markup.picture(content, caption) for caption, content in section.pictures.items())
+    parts += [f'<div class="pictures">{pictures}</div>'] if pictures else []
     if section.claims:
         parts.append(markup.claims_table((claim, None) for claim in section.claims))
     parts += [_map(shown, f"{anchor}-map-{number}", known[shown.examples]) for number, shown in enumerate(section.maps)]
