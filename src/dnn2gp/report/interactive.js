@@ -11,7 +11,9 @@
   const read = (element) => JSON.parse(element.textContent);
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const short = (text) => (text.length > 14 ? text.slice(0, 13) + "…" : text);
-  const number = (value) => String(Number(value.toPrecision(6))).replace(/-/g, "−");
+  const digits = (value) =>
+    value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(3) : String(Number(value.toPrecision(4)));
+  const number = (value) => digits(value).replace(/-/g, "−");
 
   function decode(text) {
     // base64 of float32, little-endian
