@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from html import escape
 
 import numpy as np
 import pytest
@@ -48,12 +49,16 @@ def test_all_figures_and_their_report(tmp_path):
         assert all(path.with_suffix(".pdf").exists() for path in pictures)
         known = json.loads((out / "results" / f"{name}.json").read_text())
         assert known["claims"]
+        assert all(claim["holds"] is None for claim in known["claims"])  # too little to judge
+        assert not known["resumed"]
         assert known["config"]
         assert set(known["versions"]) >= {"dnn2gp", "torch"}
         assert name in found.output
     page = (out / "report.html").read_text()
-    assert all(kind.title.split(":")[0] in page for kind in FIGURES.values())
-    assert not list(out.glob("work/*"))
+    titles = [f"<h2>{escape(kind.title)}</h2>" for kind in FIGURES.values()]
+    assert [page.count(title) for title in titles] == [1] * len(FIGURES)
+    assert "far too little to judge" in page
+    assert not (out / "work").exists()
 
     before = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
     again = reproduce("all", "--preset", "smoke", "--out", str(out.parent), "--resume")
@@ -89,6 +94,11 @@ def test_a_damaged_result_is_made_anew_and_a_whole_one_is_never_lost(tmp_path):
     found = reproduce("two_d", "--preset", "smoke", "--out", out, "--resume")
     assert "earlier run" not in found.output
     assert result.read_bytes() == whole
+    # claims are those of today, whatever was written
+    known.write_text(known.read_text().replace("parts the two classes", "parts nothing"))
+    found = reproduce("Two-D", "--preset", "smoke", "--out", out, "--resume")
+    assert "earlier run" in found.output
+    assert "parts nothing" not in (tmp_path / "smoke" / "report.html").read_text()
     # another figure: the page has both
     assert reproduce("moons", "--preset", "smoke", "--out", out).exit_code == 0
     page = (tmp_path / "smoke" / "report.html").read_text()
@@ -125,7 +135,7 @@ def test_what_is_wrong_is_said(tmp_path, data, monkeypatch):
     assert found.exit_code == 1
     words = found.output.replace("\n", " ")
     assert "Put snelson/train_inputs" in words
-    assert "1 of the figures are not there: snelson" in words
+    assert "These figures could not be made: snelson" in words
     assert (tmp_path / "out" / "smoke" / "results" / "moons.npz").exists()
     assert "Put snelson/train_inputs" in (tmp_path / "out" / "smoke" / "report.html").read_text()
 
@@ -145,6 +155,9 @@ def test_killed_and_resumed_gives_the_same(tmp_path, data):
     subprocess.run([*command, str(cut), "--resume"], env=environment, check=True, capture_output=True)
     files = [tmp_path / folder / "smoke/results/tune_wine.npz" for folder in ("whole", "cut")]
     assert files[0].read_bytes() == files[1].read_bytes()
+    resumed = [json.loads(path.with_suffix(".json").read_text())["resumed"] for path in files]
+    assert resumed == [False, True]
+    assert "since it was resumed" in (cut / "smoke/report.html").read_text()
 
 
 def _wait_for(there, process: subprocess.Popen, seconds: float = 120.0) -> None:

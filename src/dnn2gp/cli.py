@@ -244,7 +244,7 @@ def reproduce(
 
     Writes into a folder of the preset in --out: report.html (one file, with maps to point at), pictures/ as PNG and
     PDF, results/ as npz and JSON, and weights/ of the trained networks. A run that was interrupted, or killed, goes on
-    with --resume. All of it takes an hour or two on two cores; single figures take from seconds to half an hour.
+    with --resume. Figures are made in the order of the paper; all of it takes about an hour on two cores.
     """
     with _clear_errors():
         from dnn2gp.reproduce import ReproduceConfig, run
@@ -255,7 +255,7 @@ def reproduce(
             Console(stderr=True).print("Stopped. Go on with --resume.")
             raise
         if found.failures:
-            raise InputError(f"{len(found.failures)} of the figures are not there: {', '.join(found.failures)}.")
+            raise InputError(f"These figures could not be made: {', '.join(found.failures)}.")
 
 
 def _whole_numbers(name: str, given: list[str] | None) -> tuple[int, ...] | None:

@@ -47,6 +47,20 @@ def bar(description: str, total: int, done: int = 0) -> Iterator[Callable[[str],
 
 
 @contextmanager
+def waiting(description: str) -> Iterator[None]:
+    """A moving bar for work of unknown length."""
+    bars = _active.get()
+    if bars is None:
+        yield
+        return
+    task = bars.add_task(description, total=None)
+    try:
+        yield
+    finally:
+        bars.remove_task(task)
+
+
+@contextmanager
 def show_progress(enabled: bool = True, console: Console | None = None) -> Iterator[None]:
     """Show a bar for every long computation inside the block."""
     if not enabled or _active.get() is not None:

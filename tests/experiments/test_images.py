@@ -88,6 +88,18 @@ def _precision(node):
     return found[0] if found else None
 
 
+@pytest.mark.parametrize("module", [mnist, cifar, binary_mnist])
+@pytest.mark.parametrize("preset", ["paper", "smoke"])
+def test_the_first_precision_of_vogn_is_forgotten(module, preset, tmp_path):
+    """Σ_T⁻¹ = (1 − β')^T Σ_0⁻¹ + …: what is left of the first one is a hundredth of the prior's."""
+    config, count = module.preset(preset), 128 if preset == "smoke" else 50_000
+    own = config.training("vi", count, tmp_path)
+    steps = own.epochs * -(-count // own.batch_size)
+    left = own.initial_precision * (1 - own.precision_lr) ** steps
+    assert left == pytest.approx(0.01 * own.prior_precision, rel=1e-9)
+    assert own.initial_precision == pytest.approx(count / (10 * config.temperature))
+
+
 def test_same_class_ratio_by_a_loop():
     generator = np.random.default_rng(0)
     kernel, labels = generator.normal(size=(7, 7)), np.array([0, 0, 1, 1, 1, 2, 2])

@@ -73,11 +73,11 @@ def test_header_claims_and_verdicts() -> None:
     counts = re.sub(r"\s+", " ", read.text)
     assert "2 claims hold ✓" in counts
     assert "1 does not hold ✗" in counts
-    assert "1 with nothing to hold it against –" in counts
+    assert "1 not judged –" in counts
     kinds = [each.get("class") for each in named(read, "span")]
     assert kinds.count("verdict holds") == 1 + 2 * 2  # the header, the overview, the section
     assert kinds.count("verdict fails") == kinds.count("verdict open") == 1 + 2
-    assert read.text.count("no claim –") == 2
+    assert read.text.count("not judged –") == 3
     assert not read.open, "every tag is closed"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from dnn2gp.datasets.folder import VARIABLE, cache_folder, find
 from dnn2gp.errors import FileFormatError, InputError
 from dnn2gp.files import write_whole
+from dnn2gp.progress import waiting
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -125,8 +127,12 @@ def _read(path: Path, source: Source) -> list[np.ndarray]:
 def _download(name: str) -> Path:
     """From OpenML into the cache: the training images come first there, then the test images."""
     source, target = SOURCES[name], cache_folder() / f"{name}.npz"
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        pixels, classes = fetch_openml(source.openml, version=1, return_X_y=True, as_frame=False, parser="liac-arff")
+        with waiting(f"downloading {name} from OpenML"), TemporaryDirectory() as once:
+            pixels, classes = fetch_openml(
+                source.openml, version=1, data_home=once, return_X_y=True, as_frame=False, parser="liac-arff"
+            )
     except Exception as error:  # of the network, of many kinds
         raise InputError(
             f"{name}: not in {target.parent}, and the download from OpenML failed ({error}). Put {name}.npz with the "
@@ -144,7 +150,6 @@ def _download(name: str) -> Path:
             f"{name}: OpenML sent {len(images)} images that are not the ones expected (another checksum). Put "
             f"{name}.npz with the uint8 arrays {', '.join(_KEYS)} into {target.parent}, or set {VARIABLE}."
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, lambda place: np.savez_compressed(place, **arrays))
     return target
 

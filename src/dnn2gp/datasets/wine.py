@@ -18,6 +18,7 @@ SPLITS, TABLE = "wine_splits_standardised.npz", "winequality-red.csv"
 _URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/wine-quality/winequality-red.csv"
 _CHECKSUM = "4a402cf041b025d4566d954c3b9ba8635a3a8a01e039005d97d6a710278cf05e"
 _ROWS, _COLUMNS, _TEST = 1599, 12, 160
+PAPERS = "the paper's splits"
 
 
 def wine_splits(count: int = 20) -> Draws:
@@ -36,7 +37,7 @@ def wine_splits(count: int = 20) -> Draws:
     if count > len(arrays["x_train"]):
         raise InputError(f"{path} has {len(arrays['x_train'])} splits; {count} were asked for.")
     x_train, y_train, x_test, y_test = (arrays[name] for name in ("x_train", "y_train", "x_test", "y_test"))
-    draws = Draws(x_train, y_train[..., None], x_test, y_test[..., None], arrays["y_scale"], "the paper's splits")
+    draws = Draws(x_train, y_train[..., None], x_test, y_test[..., None], arrays["y_scale"], PAPERS)
     return draws.take(count)
 
 

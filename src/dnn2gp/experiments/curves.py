@@ -167,6 +167,12 @@ class Stars:
         return Stars(chosen, best, float(error[chosen] / error[best] - 1))
 
     @property
+    def steps(self) -> str:
+        """How far they are apart on the grid, in words."""
+        count = abs(self.evidence - self.test)
+        return f"{count} step{'' if count == 1 else 's'}"
+
+    @property
     def near(self) -> bool:
         """Whether the two are at most one step of the grid apart."""
         return abs(self.evidence - self.test) <= 1

@@ -50,7 +50,8 @@ class ImagesConfig:
     vogn_epochs: int = 15
     vogn_lr: float = 0.03
     vogn_prior_precision: float = 3.0
-    vogn_initial_precision: float | None = None
+    vogn_leftover: float = 0.01
+    """What is left of the first precision N / 10T in the last, as a share of δ: it says how fast it is forgotten."""
     temperature: float = 1.0
     batch_size: int = 128
     flip: bool = False
@@ -67,9 +68,13 @@ class ImagesConfig:
         few = replace(self, adam_epochs=1, vogn_epochs=1, batch_size=32, num_train=128, num_test=64)
         return replace(few, temperature=0.01, per_class=3, pool=300)
 
-    def training(self, method: str, folder: Path) -> TrainConfig:
-        """How the network of a method is trained; its checkpoint goes to `folder`."""
+    def training(self, method: str, num_train: int, folder: Path) -> TrainConfig:
+        """How the network of a method is trained on so many images; its checkpoint goes to `folder`."""
         adam = method == LAPLACE
+        first = num_train / (10 * self.temperature)
+        steps = self.vogn_epochs * -(-num_train // self.batch_size)
+        # first · (1 − β')^steps = leftover · δ
+        rate = 1 - (self.vogn_leftover * self.vogn_prior_precision / first) ** (1 / steps)
         return TrainConfig(
             data=self.data + "".join(f" {own}" for own in self.classes),
             method="adam" if adam else "vogn",
@@ -77,7 +82,8 @@ class ImagesConfig:
             batch_size=self.batch_size,
             lr=self.adam_lr if adam else self.vogn_lr,
             prior_precision=self.adam_prior_precision if adam else self.vogn_prior_precision,
-            initial_precision=None if adam else self.vogn_initial_precision,
+            initial_precision=None if adam else first,
+            precision_lr=None if adam else rate,
             temperature=1.0 if adam else self.temperature,
             num_train=self.num_train,
             flip=self.flip,
@@ -113,7 +119,8 @@ def train(config: ImagesConfig, images: Images, method: str, folder: Path) -> Tr
     if method not in WORDS:
         raise InputError(f"methods: expected some of {', '.join(WORDS)}; got {method!r}.")
     own = images.of_classes(config.classes) if config.classes else images
-    training = _training(config.training(method, folder), own)
+    num_train = len(own.train_labels) if config.num_train is None else config.num_train
+    training = _training(config.training(method, num_train, folder), own)
     training.run()
     accuracy = training.score_at_the_mean().accuracy
     optimizer = training.optimizer

@@ -21,10 +21,11 @@ def run(config: ImagesConfig, folder: Path) -> Result:
     """Train by both methods, weights kept in `folder`, and look at some examples of each digit."""
     begin = time.perf_counter()
     arrays = look_at_all(config, folder)
-    return Result("mnist", plain(config), arrays, _claims(arrays, config), time.perf_counter() - begin)
+    return Result("mnist", plain(config), arrays, claims(arrays, config), time.perf_counter() - begin)
 
 
-def _claims(arrays: dict[str, np.ndarray], config: ImagesConfig) -> tuple[Claim, ...]:
+def claims(arrays: dict[str, np.ndarray], config: ImagesConfig) -> tuple[Claim, ...]:
+    """Accuracy, kernel and posterior mean."""
     found = []
     for method in config.methods:
         own = float(arrays[f"{method}_accuracy"])

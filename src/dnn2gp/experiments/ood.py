@@ -75,7 +75,7 @@ def run(config: OodConfig, folder: Path) -> Result:
         arrays[f"{method}_few_probabilities"] = own.mean.double().numpy()
         arrays[f"{method}_few_epistemic"] = own.epistemic.sum(1).double().numpy()
         arrays[f"{method}_few_aleatoric"] = own.aleatoric.sum(1).double().numpy()
-    return Result("ood", plain(config), arrays, _claims(arrays, config), time.perf_counter() - begin)
+    return Result("ood", plain(config), arrays, claims(arrays, config), time.perf_counter() - begin)
 
 
 def auroc(arrays: dict[str, np.ndarray], method: str, score: str) -> float:
@@ -91,12 +91,14 @@ def _scores(trained: Trained, inputs: Float[Tensor, "N C H W"]) -> dict[str, np.
         own = predict(trained, part)
         found["epistemic"].append(own.epistemic.sum(1))
         found["latent"].append(own.latent_covariance.diagonal(dim1=1, dim2=2).sum(1))
-        found["max_probability"].append(1 - own.mean.amax(1))
-        found["entropy"].append(torch.special.entr(own.mean).sum(1))
+        logs = own.latent_mean.double().log_softmax(1)  # of probabilities that float32 takes for 1
+        found["max_probability"].append(-torch.expm1(logs.amax(1)))
+        found["entropy"].append(torch.special.entr(logs.exp()).sum(1))
     return {name: torch.cat(values).double().numpy() for name, values in found.items()}
 
 
-def _claims(arrays: dict[str, np.ndarray], config: OodConfig) -> tuple[Claim, ...]:
+def claims(arrays: dict[str, np.ndarray], config: OodConfig) -> tuple[Claim, ...]:
+    """Which score tells the two sets apart."""
     found = []
     for method in config.network.methods:
         values = {score: auroc(arrays, method, score) for score in SCORES}

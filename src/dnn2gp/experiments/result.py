@@ -19,7 +19,7 @@ from dnn2gp.errors import FileFormatError, InputError
 from dnn2gp.files import write_text, write_whole
 
 PRESETS = ("paper", "smoke")
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,9 @@ class Result:
     arrays: dict[str, np.ndarray]
     claims: tuple[Claim, ...]
     seconds: float
+    """Of the run; after an interrupt only since it was resumed."""
+    resumed: bool = False
+    """Whether a part of it was there already."""
     versions: dict[str, str] = field(default_factory=lambda: _versions())
 
     def save(self, folder: Path) -> None:
@@ -56,6 +59,7 @@ class Result:
             "config": self.config,
             "claims": [asdict(claim) for claim in self.claims],
             "seconds": self.seconds,
+            "resumed": self.resumed,
             "versions": self.versions,
         }
         write_text(folder / f"{self.figure}.json", json.dumps(known, indent=1, ensure_ascii=False))
@@ -72,7 +76,8 @@ class Result:
             with np.load(folder / f"{figure}.npz", allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             claims = tuple(Claim(**each) for each in known["claims"])
-            return Result(figure, known["config"], arrays, claims, float(known["seconds"]), known["versions"])
+            seconds, resumed = float(known["seconds"]), bool(known["resumed"])
+            return Result(figure, known["config"], arrays, claims, seconds, resumed, known["versions"])
         except (ValueError, KeyError, TypeError, OSError, BadZipFile) as error:
             raise FileFormatError(
                 f"{folder} holds no whole result of {figure} ({error}). Run the experiment again."

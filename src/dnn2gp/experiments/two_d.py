@@ -70,7 +70,7 @@ def run(config: TwoDConfig) -> Result:
         "points": _points(outputs, data.labels),
         "relative_gradient": np.array(found.relative_gradient),
     }
-    return Result("two_d", plain(config), arrays, _claims(arrays), time.perf_counter() - begin)
+    return Result("two_d", plain(config), arrays, claims(arrays, config), time.perf_counter() - begin)
 
 
 def _points(outputs: Tensor, labels: Tensor) -> np.ndarray:
@@ -83,7 +83,7 @@ def _points(outputs: Tensor, labels: Tensor) -> np.ndarray:
     return np.array(chosen)
 
 
-def _claims(arrays: dict[str, np.ndarray]) -> tuple[Claim, ...]:
+def claims(arrays: dict[str, np.ndarray], config: TwoDConfig) -> tuple[Claim, ...]:
     """The GP's posterior mean parts the classes, and border points stay border points."""
     mean, labels, points = arrays["posterior_mean"], arrays["labels"], arrays["points"]
     order = np.argsort(mean)

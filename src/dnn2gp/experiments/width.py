@@ -76,7 +76,7 @@ def run(config: WidthConfig) -> Result:
         "infinite_mean": mean,
         "infinite_std": std,
     }
-    return Result("width", plain(config), arrays, _claims(arrays), time.perf_counter() - begin)
+    return Result("width", plain(config), arrays, claims(arrays, config), time.perf_counter() - begin)
 
 
 def _kernel(network: ErfNetwork, points: Tensor, *, last_layer: bool) -> Float[Tensor, "N N"]:
@@ -100,7 +100,7 @@ def _predict(
     return mean[:, 0].numpy(), variance.clamp(min=0).sqrt().numpy()
 
 
-def _claims(arrays: dict[str, np.ndarray]) -> tuple[Claim, ...]:
+def claims(arrays: dict[str, np.ndarray], config: WidthConfig) -> tuple[Claim, ...]:
     """Both kernels tend to their limits as 1/√H."""
     found = []
     logs = np.log(arrays["widths"])

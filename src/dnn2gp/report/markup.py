@@ -17,7 +17,7 @@ _SCREEN_DPI = 96  # of a browser's pixels
 
 def verdict(claim: Claim) -> str:
     """Whether a claim holds, in a colour and in words."""
-    kind, words = {True: ("holds", "holds ✓"), False: ("fails", "does not hold ✗"), None: ("open", "no claim –")}[
+    kind, words = {True: ("holds", "holds ✓"), False: ("fails", "does not hold ✗"), None: ("open", "not judged –")}[
         claim.holds
     ]
     return f'<span class="verdict {kind}">{words}</span>'
@@ -51,7 +51,7 @@ def image(content: bytes, words: str, dpi: int, kind: str = "") -> str:
     width, height = (round(size * _SCREEN_DPI / dpi) or 1 for size in struct.unpack(">II", content[16:24]))
     own = f' class="{kind}"' if kind else ""
     source = f"data:image/png;base64,{base64(content)}"
-    return f'<img{own} src="{source}" alt="{escape(words)}" width="{width}" height="{height}" decoding="async">'
+    return f'<img{own} src="{source}" alt="{escape(words)}" width="{width}" height="{height}">'
 
 
 def duration(seconds: float) -> str:

@@ -32,12 +32,13 @@ def html(
     versions: dict[str, str],
     total_seconds: float,
     missing: Mapping[str, str] | None = None,
+    note: str = "",
 ) -> str:
-    """The report as the text of one HTML file; `missing` are figures that are not in it, and why."""
+    """The report as the text of one HTML file; `missing` are figures that are not in it, and why; `note` is for all."""
     anchors = _anchors(sections)
     known = _known_examples(sections)
     parts = [
-        _header(title, sections, preset, versions, total_seconds),
+        _header(title, sections, preset, versions, total_seconds, note),
         _missing(missing or {}),
         _contents(sections, anchors),
         _overview(sections, anchors),
@@ -54,26 +55,28 @@ def html(
 
 
 def _header(
-    title: str, sections: Sequence[Section], preset: str, versions: dict[str, str], total_seconds: float
+    title: str, sections: Sequence[Section], preset: str, versions: dict[str, str], total_seconds: float, note: str
 ) -> str:
+    since = ", some of it only since it was resumed" if any(section.resumed for section in sections) else ""
     facts = {
         "preset": preset,
-        "time": markup.duration(total_seconds),
+        "time": markup.duration(total_seconds) + since,
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
     listed = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
-    return f'<header><h1>{escape(title)}</h1><dl class="facts">{listed}</dl>{_counts(_all_claims(sections))}</header>'
+    words = f'<p class="note">{escape(note)}</p>' if note else ""
+    counts = _counts(_all_claims(sections))
+    return f'<header><h1>{escape(title)}</h1>{words}<dl class="facts">{listed}</dl>{counts}</header>'
 
 
 def _counts(claims: Sequence[Claim]) -> str:
-    """How many claims hold, fail, or have nothing to hold them against."""
+    """How many claims hold, fail, or are not judged."""
     hold, fail, unknown = markup.count_verdicts(claims)
     return (
         '<p class="counts">'
         f'<span class="verdict holds"><b>{hold}</b> {"claim holds" if hold == 1 else "claims hold"} ✓</span> '
         f'<span class="verdict fails"><b>{fail}</b> {"does" if fail == 1 else "do"} not hold ✗</span> '
-        f'<span class="verdict open"><b>{unknown}</b> with nothing to hold {"it" if unknown == 1 else "them"} against –'
-        "</span></p>"
+        f'<span class="verdict open"><b>{unknown}</b> not judged –</span></p>'
     )
 
 
@@ -115,7 +118,8 @@ def _section(section: Section, anchor: str, known: dict[Examples, str]) -> str:
         parts.append(f'<p class="files">Files: {links}</p>')
     if section.config:
         parts.append(f"<details><summary>Settings</summary>{markup.settings_table(section.config)}</details>")
-    parts.append(f'<p class="time">Time: {markup.duration(section.seconds)}</p>')
+    since = " since it was resumed" if section.resumed else ""
+    parts.append(f'<p class="time">Time: {markup.duration(section.seconds)}{since}</p>')
     return f'<section id="{anchor}">{"".join(parts)}</section>'
 
 

@@ -87,6 +87,8 @@ class Section:
     maps: tuple[InteractiveMap, ...] = ()
     files: tuple[str, ...] = ()
     """Addresses relative to the report."""
+    resumed: bool = False
+    """Whether the time is that since a resumption only."""
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dnn2gp.experiments import (
     binary_mnist,
     cifar,
@@ -19,7 +21,7 @@ from dnn2gp.experiments import (
     two_d,
     width,
 )
-from dnn2gp.experiments.result import Result
+from dnn2gp.experiments.result import Claim, Result
 from dnn2gp.report import InteractiveMap
 from dnn2gp.reproduce import drawings, maps
 from dnn2gp.reproduce.drawings import Drawings
@@ -44,6 +46,8 @@ class FigureKind:
     preset: Callable[[str], Any]
     """The configuration, by name."""
     run: Callable[[Any, Place], Result]
+    claims: Callable[[dict[str, np.ndarray], Any], tuple[Claim, ...]]
+    """What the paper says of it, of arrays and configuration alone."""
     draw: Callable[[Result], Drawings]
     maps: Callable[[Result], tuple[InteractiveMap, ...]] = lambda result: ()
     network: str = ""
@@ -72,25 +76,28 @@ _ALL = (
         "farthest. The paper says no more of the data than their number; these are made here.",
         two_d.TwoDConfig.preset,
         _alone(two_d.run),
+        two_d.claims,
         drawings.two_d,
     ),
     FigureKind(
         "snelson",
         "Fig. 3: bands on Snelson's data with a gap",
         "One standard deviation of y, noise included. DNN: networks sampled from the diagonal Gaussian (Laplace) or "
-        "from q (VI). The GP of the VI panel has δ = 0.1, its training 1, as in the paper's runs. The shaded "
+        "from q (VI). The GP of the VI panel has δ = 0.1, as in the paper's runs, its training 0.05. The shaded "
         "interval has no data.",
         snelson.SnelsonConfig.preset,
         _alone(snelson.run),
+        snelson.claims,
         drawings.snelson,
     ),
     FigureKind(
         "mnist",
         "Figs. 4(a) and 7: LeNet-5 on MNIST",
-        "30 training images a digit. Kernel: tr J Jᵀ for Laplace, tr J Σ Jᵀ with the covariance Σ of q for VI. "
+        "Some training images of each digit. Kernel: tr J Jᵀ for Laplace, tr J Σ Jᵀ with the covariance Σ of q for VI. "
         "Posterior mean: J μ. δ is that of the summed loss, N times the weight decay; the posterior is diagonal.",
         mnist.preset,
         _on_images(mnist.run),
+        mnist.claims,
         drawings.images,
         maps.images,
         "mnist",
@@ -98,9 +105,10 @@ _ALL = (
     FigureKind(
         "binary_mnist",
         "Fig. 4(c): trained on 0 and 1, looked at on all digits",
-        "VOGN saw the digits 0 and 1 only; kernel and posterior mean of 30 images of every digit.",
+        "VOGN saw the digits 0 and 1 only; kernel and posterior mean of some images of every digit.",
         binary_mnist.preset,
         _on_images(binary_mnist.run),
+        binary_mnist.claims,
         drawings.images,
         maps.images,
         "binary_mnist",
@@ -108,10 +116,11 @@ _ALL = (
     FigureKind(
         "cifar",
         "Figs. 4(b, d), 7 and 8: LeNet-5 on CIFAR-10",
-        "30 training images a class: 0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, 8 ship, "
-        "9 truck. δ is that of the summed loss; the posterior is diagonal.",
+        "Some training images of each class: 0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, "
+        "8 ship, 9 truck. δ is that of the summed loss; the posterior is diagonal.",
         cifar.preset,
         _on_images(cifar.run),
+        cifar.claims,
         drawings.images,
         maps.images,
         "cifar",
@@ -119,9 +128,11 @@ _ALL = (
     FigureKind(
         "tune_synthetic",
         "Fig. 5: δ by the evidence on a synthetic regression",
-        "Means over ten draws and their standard errors; stars at the least test error and at the largest evidence.",
+        "The noise is fixed at σ = 1, as in the paper. Means over the draws and their standard errors; stars at the "
+        "least test error and at the largest evidence.",
         tune_synthetic.TuneSyntheticConfig.preset,
         _resumable(tune_synthetic.run),
+        tune_synthetic.claims,
         drawings.tune_synthetic,
     ),
     FigureKind(
@@ -130,14 +141,18 @@ _ALL = (
         "Means over twenty splits and their standard errors; errors in units of quality.",
         tune_wine.TuneWineConfig.preset,
         _resumable(tune_wine.run),
+        tune_wine.claims,
         drawings.tune_wine,
     ),
     FigureKind(
         "moons",
         "Fig. 9: two kinds of uncertainty over the plane",
-        "Label noise (aleatoric) belongs to the border of the classes, ignorance (epistemic) to where no data are.",
+        "Label noise (aleatoric) belongs to the border of the classes; what the model does not know (epistemic) grows "
+        "along the border, away from the data. Both are variances of a label of 0 or 1, the second to first order, "
+        "(p (1 − p))² times the variance of f: it may exceed ¼. The line is p = ½.",
         moons.MoonsConfig.preset,
         _alone(moons.run),
+        moons.claims,
         drawings.moons,
     ),
     FigureKind(
@@ -147,6 +162,7 @@ _ALL = (
         "(Williams, 1997, for the last layer alone), and the GPs that come of them.",
         width.WidthConfig.preset,
         _alone(width.run),
+        width.claims,
         drawings.width,
     ),
     FigureKind(
@@ -156,6 +172,7 @@ _ALL = (
         "clothes has the larger score.",
         ood.preset,
         _on_images(ood.run),
+        ood.claims,
         drawings.ood,
         maps.ood,
         "mnist",

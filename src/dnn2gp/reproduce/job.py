@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import shutil
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from dnn2gp.errors import EXPECTED, FileFormatError, InputError
+from dnn2gp.errors import EXPECTED, FileFormatError, InputError, NotAMinimumWarning
 from dnn2gp.experiments.result import PRESETS, Claim, Result, plain
 from dnn2gp.files import write_bytes, write_text
 from dnn2gp.plots.style import DPI
@@ -22,6 +24,8 @@ from dnn2gp.reproduce.figures import FIGURES, FigureKind, Place
 
 ALL = "all"
 REPORT = "report.html"
+SMOKE = "smoke"
+_SMALL = "A little of each figure, to see that it works: far too little to judge what the paper says."
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,12 @@ class ReproduceConfig:
 
     def kinds(self) -> list[FigureKind]:
         """The figures in the order of the paper, each once."""
-        unknown = [name for name in self.figures if name != ALL and name not in FIGURES]
-        if unknown or not self.figures:
+        asked = [name.lower().replace("-", "_") for name in self.figures]
+        unknown = [name for name in asked if name != ALL and name not in FIGURES]
+        if unknown or not asked:
             known = ", ".join((ALL, *FIGURES))
             raise InputError(f"figure: expected one of {known}; got {', '.join(unknown) or 'none'}.")
-        return [kind for kind in FIGURES.values() if ALL in self.figures or kind.name in self.figures]
+        return [kind for kind in FIGURES.values() if ALL in asked or kind.name in asked]
 
     @property
     def folder(self) -> Path:
@@ -82,7 +87,8 @@ def run(config: ReproduceConfig, console: Console | None = None) -> Outcome:
         console.print(f"    {_line(result, again)}", highlight=False, markup=False)
     report = config.folder / REPORT
     _write(config, report, sections, results, failures)
-    console.print(_table(list(sections.values())))
+    if sections:
+        console.print(_table(list(sections.values())))
     console.print(f"The report: {report}", highlight=False)
     return Outcome(results, failures, report)
 
@@ -100,12 +106,16 @@ def _write(
         found = results.get(kind.name)
         if found is None and kind.name not in failures:
             found = _earlier(config, kind)
-            if found is not None:
-                sections = {**sections, kind.name: _section(config, kind, found)}
+            try:
+                sections |= {kind.name: _section(config, kind, found)} if found is not None else {}
+            except KeyError as error:  # of an older version
+                found, failures[kind.name] = None, f"its earlier result has no {error}: run it again with --resume"
         if found is not None:
             shown.append(sections[kind.name])
             seconds, versions = seconds + found.seconds, versions or found.versions
-    write_text(report, html("dnn2gp: the figures of the paper", shown, config.preset, versions, seconds, failures))
+    note = _SMALL if config.preset == SMOKE else ""
+    title = "dnn2gp: the figures of the paper"
+    write_text(report, html(title, shown, config.preset, versions, seconds, failures, note))
 
 
 def _prepare(config: ReproduceConfig, kinds: Sequence[FigureKind]) -> None:
@@ -129,15 +139,18 @@ def _prepare(config: ReproduceConfig, kinds: Sequence[FigureKind]) -> None:
 
 
 def _earlier(config: ReproduceConfig, kind: FigureKind) -> Result | None:
-    """The result of an earlier run with the same configuration, if there is a whole one."""
+    """The result of an earlier run with the same configuration, if there is a whole one; its claims judged anew."""
     folder = config.folder / "results"
     if not (folder / f"{kind.name}.json").exists():
         return None
+    own = kind.preset(config.preset)
     try:
         found = Result.load(folder, kind.name)
-    except FileFormatError:
+        if found.config != plain(own):
+            return None
+        return replace(found, claims=_judged(config, kind.claims(found.arrays, own)))
+    except (FileFormatError, KeyError):  # damaged, or without an array that is asked for now
         return None
-    return found if found.config == plain(kind.preset(config.preset)) else None
 
 
 def _result(config: ReproduceConfig, kind: FigureKind, console: Console) -> tuple[Result, bool]:
@@ -147,11 +160,22 @@ def _result(config: ReproduceConfig, kind: FigureKind, console: Console) -> tupl
         return found, True
     work, weights = (config.folder / name for name in ("work", "weights"))
     place = Place(work / kind.name, weights / (kind.network or kind.name), config.resume)
-    with show_progress(console.is_terminal):
+    begun = place.work.exists() or (kind.network == kind.name and place.weights.exists())
+    with show_progress(console.is_terminal), warnings.catch_warnings():
+        if config.preset == SMOKE:
+            warnings.simplefilter("ignore", NotAMinimumWarning)  # its trainings are cut short
         result = kind.run(kind.preset(config.preset), place)
+    result = replace(result, claims=_judged(config, result.claims), resumed=begun)
     result.save(config.folder / "results")
     shutil.rmtree(place.work, ignore_errors=True)
+    with suppress(OSError):  # other figures may have theirs there
+        work.rmdir()
     return result, False
+
+
+def _judged(config: ReproduceConfig, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
+    """A little of each figure says nothing about the paper."""
+    return tuple(replace(claim, holds=None) for claim in claims) if config.preset == SMOKE else claims
 
 
 def _section(config: ReproduceConfig, kind: FigureKind, result: Result) -> Section:
@@ -174,6 +198,7 @@ def _section(config: ReproduceConfig, kind: FigureKind, result: Result) -> Secti
         pictures=pictures,
         config=result.config,
         seconds=result.seconds,
+        resumed=result.resumed,
         claims=result.claims,
         maps=kind.maps(result),
         files=tuple(files),
@@ -191,7 +216,7 @@ def _line(result: Result, again: bool) -> str:
     judged = [claim for claim in result.claims if claim.holds is not None]
     hold = sum(bool(claim.holds) for claim in judged)
     time_words = "from the earlier run" if again else f"{result.seconds:.0f} s"
-    return f"{time_words}; {hold} of {len(judged)} claims hold"
+    return f"{time_words}; {hold} of {len(judged)} claims hold" if judged else time_words
 
 
 def _table(sections: Sequence[Section]) -> Table:

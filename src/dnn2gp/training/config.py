@@ -23,7 +23,10 @@ class TrainConfig:
     lr: float | None = None
     """β of VOGN and OGN, or Adam's rate; None: the method's own."""
     precision_lr: float | None = None
-    """β' of VOGN and OGN; None: 6 / steps, at most 1e-3, so that the first precision is forgotten (e⁻⁶) at the end."""
+    """β' of VOGN and OGN; None: 6 / steps, at most 1e-3.
+
+    Of the first precision (1 − β')^steps is left at the end, e⁻⁶ or more: with many data still a part of the last one.
+    """
     prior_precision: float = 3.0
     """δ of the summed loss; Adam gets the weight decay δ / N."""
     initial_precision: float | None = None
