@@ -25,7 +25,7 @@ def preset(name: str) -> ImagesConfig:
         adam_prior_precision=25.0,
         laplace_prior_precision=25.0,
         vogn_epochs=20,
-        vogn_prior_precision=1.0,
+        vogn_prior_precision=25.0,
         flip=True,
     )
     return replace(whole.smaller(), pool=1000) if check_preset(name) == "smoke" else whole
