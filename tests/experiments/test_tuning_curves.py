@@ -147,9 +147,9 @@ def test_the_synthetic_figure(synthetic, tmp_path):
     assert written(again, tmp_path / "c") == first
     arrays = Result.load(tmp_path / "a", "tune_synthetic").arrays
     assert all(np.isfinite(values).all() for values in arrays.values() if values.dtype.kind == "f")
-    peak, value, curve, *stars = found.claims
+    peak, value, curve, errors, *stars = found.claims
     if str(arrays["source"]) != "the paper's draws":
-        assert [claim.holds for claim in (peak, value, curve)] == [None] * 3
+        assert [claim.holds for claim in (peak, value, curve, errors)] == [None] * 4
         return
     evidence, delta = arrays["laplace_evidence_mean"], arrays["delta"].tolist()
     best = delta[evidence.argmax()]
@@ -159,6 +159,10 @@ def test_the_synthetic_figure(synthetic, tmp_path):
     off = [abs(ours / PAPER[place] - 1) for ours, place in zip(evidence, (0, 4, 10), strict=True)]
     assert curve.holds == (max(off) < 0.015)
     assert f"{max(off):.2%}" in curve.measured
+    own = arrays["laplace_test_error_mean"]
+    gaps = [(own[0] - 0.1462) / 0.0132, (own[1] - 0.1347) / 0.0067, (own[2] - 0.3250) / 0.0054]  # the paper's
+    assert errors.holds == (max(map(abs, gaps)) < 2)
+    assert f"at most {max(map(abs, gaps)):.1f} standard errors off at 3" in errors.measured
     for prefix, (low, near) in (("laplace", stars[:2]), ("vi", stars[2:])):
         chosen, error = arrays[f"{prefix}_evidence_mean"].argmax(), arrays[f"{prefix}_test_error_mean"]
         assert low.holds == (error[chosen] < 1.05 * error.min())
@@ -193,7 +197,7 @@ def test_the_figure_of_wine(wine, tmp_path):
     assert written(tune_wine.run(wine), tmp_path / "c") == first
     arrays = found.arrays
     assert arrays["width_values"].tolist() == [1, 3]
-    peak, low, *others = found.claims
+    peak, _, _, low, *others = found.claims
     best = arrays["prior_precision_values"][arrays["prior_precision_evidence_mean"].argmax()]
     assert peak.holds is None  # these splits are not the paper's
     theirs = tune_wine.claims({**arrays, "source": np.array("the paper's splits")}, wine)

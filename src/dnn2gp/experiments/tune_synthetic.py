@@ -26,6 +26,7 @@ from dnn2gp.experiments.curves import (
     laplace_values,
     tuning_curve,
 )
+from dnn2gp.experiments.paper_curves import SYNTHETIC, error_claim
 from dnn2gp.experiments.result import Claim, Result, plain
 from dnn2gp.experiments.small import seeded
 from dnn2gp.experiments.vogn_ensemble import VognSettings, elbo, vogn
@@ -37,15 +38,6 @@ from dnn2gp.tuning_result import EVIDENCE, TuningResult
 DELTA = "prior_precision"
 # Values of δ that are trained at once: 70 networks of the paper's ten draws. Each group is on disk when it is done.
 _TOGETHER = 7
-
-# The mean log evidence that the paper's runs have at δ = 10^(−1 + k/5), k = 0, …, 15 (10 draws, Laplace).
-PAPER_EVIDENCE = (
-    *(-117.1662, -114.4504, -112.5305, -110.9302, -110.151, -110.1911, -110.7761, -111.8252),
-    *(-112.9361, -113.3754, -113.4414, -114.4901, -115.9143, -117.5651, -118.9082, -119.3267),
-)
-PAPER_DELTAS = tuple(10 ** (-1 + step / 5) for step in range(16))
-PAPER_BEST = PAPER_DELTAS[4]
-"""δ = 0.63, where their maximum is."""
 
 
 @dataclass(frozen=True)
@@ -201,36 +193,35 @@ def _laplace_claims(arrays: dict[str, np.ndarray]) -> list[Claim]:
     """The curve is the paper's, point by point; on draws that are not the paper's there is nothing to compare."""
     theirs_too = str(arrays["source"]) == PAPERS
     delta, evidence = arrays["delta"], arrays["laplace_evidence_mean"]
-    best = int(np.nanargmax(evidence))
-    same = [(own, theirs) for own, theirs in enumerate(_paper_places(delta)) if theirs is not None]
-    gaps = [abs(evidence[own] / PAPER_EVIDENCE[theirs] - 1) for own, theirs in same]
-    peak = max(PAPER_EVIDENCE)
+    best, peak = int(np.nanargmax(evidence)), int(np.argmax(SYNTHETIC.evidence))
+    ours, theirs = SYNTHETIC.places(delta)
+    gaps = np.abs(evidence[ours] / np.array(SYNTHETIC.evidence)[theirs] - 1)
+    from_tenth = delta[ours] > 0.099
+    text = "none of them was looked at"
+    if from_tenth.any():
+        text = f"at most {gaps[from_tenth].max():.2%} off at {from_tenth.sum()} of them"
+        text += f" (below 0.1 up to {gaps[~from_tenth].max():.1%})" if not from_tenth.all() else ""
     return [
         Claim(
             "Laplace: the largest evidence",
-            f"at δ = {PAPER_BEST:.2f} (here: within one grid step, a factor of 1.58)",
+            f"at δ = {SYNTHETIC.deltas[peak]:.2f} (here: within one grid step, a factor of 1.58)",
             f"at δ = {delta[best]:.2f}, on {arrays['source']}",
-            bool(abs(np.log10(delta[best] / PAPER_BEST)) < 0.201) if theirs_too else None,
+            bool(abs(np.log10(delta[best] / SYNTHETIC.deltas[peak])) < 0.201) if theirs_too else None,
         ),
         Claim(
             "Laplace: its value",
-            f"{peak:.2f} nats (here: within 0.5)",
+            f"{SYNTHETIC.evidence[peak]:.2f} nats (here: within 0.5)",
             f"{evidence[best]:.2f} nats",
-            bool(abs(evidence[best] - peak) < 0.5) if theirs_too else None,
+            bool(abs(evidence[best] - SYNTHETIC.evidence[peak]) < 0.5) if theirs_too else None,
         ),
         Claim(
             "Laplace: the curve from δ = 0.1 on",
             "16 values (here: each within 1.5 %)",
-            f"at most {max(gaps):.2%} off at {len(gaps)} of them" if gaps else "none of them was looked at",
-            bool(max(gaps) < 0.015) if gaps and theirs_too else None,
+            text,
+            bool(gaps[from_tenth].max() < 0.015) if from_tenth.any() and theirs_too else None,
         ),
+        error_claim("Laplace: the test error along δ", arrays["laplace_test_error_mean"], delta, SYNTHETIC, theirs_too),
     ]
-
-
-def _paper_places(deltas: np.ndarray) -> list[int | None]:
-    """Which of the paper's δ each of ours is, to a hundredth."""
-    near = np.isclose(deltas[:, None], np.array(PAPER_DELTAS), rtol=0.01)
-    return [int(row.argmax()) if row.any() else None for row in near]
 
 
 def _star_claims(arrays: dict[str, np.ndarray], prefix: str, name: str) -> list[Claim]:
