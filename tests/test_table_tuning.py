@@ -331,7 +331,7 @@ USERS = {
     "binary": ("\0\0\0", [], "it holds binary data"),
     "constant target": (table_of("4"), [], "the target 'price' is 4 in all rows"),
     "one class": (table_of("a"), ["--task", "classification"], "'a' in all rows. Classification needs two classes"),
-    "ids": (table_of(z="id", count=120), [], "column 'z' has 120 different texts"),
+    "ids": (table_of(z="id", count=120), [], "every cell of column 'z' has a text of its own"),
     "no --predict": (table_of(), ["--predict", "no.csv"], "no.csv does not exist"),
     "width": (table_of(), ["--width", "two"], "width: expected whole numbers, such as 2,5,10; got two"),
     "widths": (table_of(), ["--width", "2,2"], "width: expected numbers from 1 on, each once; got 2, 2"),
