@@ -116,7 +116,7 @@ def moons(result: Result) -> Drawings:
         "Aleatoric: noise of the labels": own["aleatoric"],
         "Epistemic: what the model does not know": own["epistemic"],
     }
-    words = ("p(y = 1)", "variance of y given f", "variance of y by that of f (first order: may exceed ¼)")
+    words = ("p(y = 1)", "variance of y given f", "first-order variance of y (may exceed ¼)")
     scales: dict[str, str] = dict(zip(maps, words, strict=True))
     return {"": plane_maps(own["x"], own["y"], maps, own["inputs"], own["labels"], scales=scales)}
 
