@@ -81,7 +81,7 @@ def test_a_damaged_result_is_made_anew_and_a_whole_one_is_never_lost(tmp_path):
     whole = result.read_bytes()
     found = reproduce("two_d", "--preset", "smoke", "--out", out)
     assert found.exit_code == 1
-    assert "is there already, from an earlier run" in found.output.replace("\n", " ")
+    assert "is there already, from an earlier run" in " ".join(found.output.split())
     assert result.read_bytes() == whole
     with np.load(result) as file:  # whole, but another one
         np.savez(result, **{**file, "labels": 1 - file["labels"]})
@@ -123,7 +123,7 @@ def test_a_bug_in_one_figure_leaves_the_others(tmp_path, monkeypatch):
 def test_what_is_wrong_is_said(tmp_path, data, monkeypatch):
     found = reproduce("fig99", "--out", str(tmp_path))
     assert found.exit_code == 1
-    assert "expected one of all, two_d, snelson" in found.output.replace("\n", " ")
+    assert "expected one of all, two_d, snelson" in " ".join(found.output.split())
     (tmp_path / "file").write_text("")
     found = reproduce("moons", "--preset", "smoke", "--out", str(tmp_path / "file" / "below"))
     assert found.exit_code == 1
@@ -133,7 +133,7 @@ def test_what_is_wrong_is_said(tmp_path, data, monkeypatch):
     monkeypatch.setattr("dnn2gp.datasets.snelson._URL", (tmp_path / "none.zip").as_uri())
     found = reproduce("snelson", "moons", "--preset", "smoke", "--out", str(tmp_path / "out"))
     assert found.exit_code == 1
-    words = found.output.replace("\n", " ")
+    words = " ".join(found.output.split())
     assert "Put snelson/train_inputs" in words
     assert "These figures could not be made: snelson" in words
     assert (tmp_path / "out" / "smoke" / "results" / "moons.npz").exists()
