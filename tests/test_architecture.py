@@ -128,7 +128,7 @@ def test_plots_import_only_numpy_and_matplotlib() -> None:
     found = []
     for name, path in modules(ROOT / "src").items():
         for target in imported(name, path) if top(name) == "plots" else ():
-            own = target.startswith((f"{PACKAGE}.plots", f"{PACKAGE}.errors"))
+            own = target.startswith(tuple(f"{PACKAGE}.{own}" for own in ("plots", "errors", "correlations")))
             if not own and target.split(".")[0] not in allowed:
                 found.append(f"{name} imports {target}")
     assert not found, "\n".join(found)

@@ -108,10 +108,22 @@ def test_same_class_ratio_by_a_loop():
     assert images.same_class_ratio(kernel, labels) == pytest.approx((np.mean(same), np.mean(other)))
 
 
-def test_correlations_are_those_of_numpy():
-    rows = np.random.default_rng(0).normal(size=(5, 1000))
-    rows -= rows.mean(1, keepdims=True)
-    np.testing.assert_allclose(images.correlations(rows @ rows.T), np.corrcoef(rows), atol=1e-12)
+@pytest.mark.parametrize("strength", [0.1, 0.9])
+def test_correlations_of_each_kind_of_pair_by_loops(strength):
+    """|ρ| within a digit, between the two, and with others; slight is half of the first or less."""
+    labels = np.array([0, 2, 0, 1, 1, 3, 0])
+    generator = np.random.default_rng(0)
+    rho = generator.uniform(-1, 1, size=(7, 7))
+    rho[np.ix_(labels < 2, labels > 1)] = strength * np.sign(rho[np.ix_(labels < 2, labels > 1)])
+    kinds: dict[str, list[float]] = {"with unseen digits": [], "within a digit": [], "between 0 and 1": []}
+    for i, one in enumerate(labels):
+        for j, two in enumerate(labels):
+            if one < 2 and i != j:
+                kind = "with unseen digits" if two > 1 else "within a digit" if one == two else "between 0 and 1"
+                kinds[kind].append(abs(rho[i, j]))
+    claim = binary_mnist._correlation_claim(rho, labels, (0, 1))
+    assert claim.measured == "mean |correlation| " + ", ".join(f"{np.mean(v):.2f} {kind}" for kind, v in kinds.items())
+    assert claim.holds is (strength == 0.1)
 
 
 @pytest.mark.parametrize("module", [mnist, cifar, binary_mnist, ood])

@@ -58,6 +58,30 @@ def test_kernel_and_points_of_the_plane():
         assert margins[inside] == own.max()
 
 
+def test_uncertainty_of_the_plane_is_judged_along_the_border():
+    """By loops over a plane of 5 × 6 points whose middle has the data."""
+    x, y = np.linspace(0, 5, 6), np.linspace(0, 4, 5)
+    inputs = np.array([[1.0, 1.0], [3.0, 2.5]])
+    generator = np.random.default_rng(0)
+    maps = {name: generator.uniform(0.1, 1, size=(5, 6)) for name in ("aleatoric", "epistemic", "latent")}
+    mean = generator.choice([0.1, 0.45, 0.55, 0.9], size=(5, 6))
+    mean[0, 0] = mean[1, 1] = 0.45
+    rim, middle = [], []
+    for row in range(5):
+        for column in range(6):
+            if abs(mean[row, column] - 0.5) < 0.1:
+                corners = (row in (0, 4)) + (column in (0, 5))  # those of the plane are counted twice
+                rim += corners * [maps["epistemic"][row, column]]
+                if 1 <= x[column] <= 3 and 1 <= y[row] <= 2.5:
+                    middle.append(maps["epistemic"][row, column])
+    arrays = {"x": x, "y": y, "inputs": inputs, "mean": mean, **maps}
+    arrays |= {"own_epistemic": np.ones(2), "own_latent": np.ones(2)}
+    _, claim, _ = moons.claims(arrays, moons.MoonsConfig())
+    ratio = np.mean(rim) / np.mean(middle)
+    assert f"at the rim of the plane {ratio:.3g} times that among the data" in claim.measured
+    assert claim.holds is bool(ratio > 1)
+
+
 @NO_SNELSON
 @pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
 def test_bands_of_snelson_hold_the_noise():

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from report.made import examples, kernel, kernel_map, mean_map
 
-from dnn2gp.report.orders import NAMES, by_class, by_uncertainty, correlations, orders, similar_in_kernel, similar_rows
+from dnn2gp.correlations import correlations
+from dnn2gp.report.orders import NAMES, by_class, by_uncertainty, orders, similar_in_kernel, similar_rows
 
 Tree = int | tuple  # a leaf, or a pair of trees
 
@@ -81,12 +82,6 @@ def test_bad_diagonals(count: int, diagonal: float) -> None:
     assert sorted(similar_in_kernel(values)) == list(range(count))
     assert sorted(similar_in_kernel(np.zeros((count, count)))) == list(range(count))
     assert np.isfinite(correlations(values)).all()
-
-
-def test_correlations_without_variance_are_0() -> None:
-    values = np.array([[4.0, 2.0, 1.0], [2.0, 9.0, 1.0], [1.0, 1.0, 0.0]])
-    expected = np.array([[1, 1 / 3, 0], [1 / 3, 1, 0], [0, 0, 0]])
-    np.testing.assert_allclose(correlations(values), expected)
 
 
 def test_by_class_keeps_the_order_within() -> None:

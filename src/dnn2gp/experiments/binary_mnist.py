@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dnn2gp.experiments.images import VI, ImagesConfig, accuracy_claim, correlations, look_at_all
+from dnn2gp.correlations import correlations
+from dnn2gp.experiments.images import VI, ImagesConfig, accuracy_claim, look_at_all
 from dnn2gp.experiments.result import Claim, Result, check_preset, plain
 
 

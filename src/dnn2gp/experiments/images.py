@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dnn2gp.correlations import correlations
 from dnn2gp.datasets import Images, load_images
 from dnn2gp.errors import FileFormatError, InputError
 from dnn2gp.expansion import Expansion
-from dnn2gp.experiments.result import Claim
+from dnn2gp.experiments.result import Claim, written
 from dnn2gp.features import LayerwiseFeatures
 from dnn2gp.gaussian import Gaussian
 from dnn2gp.kernels import Kernel
@@ -208,12 +209,6 @@ def same_class_ratio(values: np.ndarray, labels: np.ndarray) -> tuple[float, flo
     return float(values[same & others].mean()), float(values[~same].mean())
 
 
-def correlations(kernel: np.ndarray) -> np.ndarray:
-    """κ(x, x') / √(κ(x, x) κ(x', x'))."""
-    scale = np.sqrt(np.diagonal(kernel))
-    return kernel / np.outer(scale, scale)
-
-
 def accuracy_claim(words: str, accuracy: float, paper: str, holds: Callable[[float], bool] | None) -> Claim:
     """How many test images a network gets right."""
     return Claim(f"test accuracy of {words}", paper, f"{accuracy:.2%}", None if holds is None else holds(accuracy))
@@ -228,7 +223,7 @@ def kernel_claim(words: str, arrays: dict[str, np.ndarray], method: str, paper: 
     return Claim(
         f"{words}, {WORDS[method]}: kernel entries of one class exceed those of two",
         paper,
-        f"mean {same:.4g} beside {other:.4g} ({ratio}); as correlations {alike[0]:.2f} beside {alike[1]:.2f}",
+        f"mean {written(same)} beside {written(other)} ({ratio}); as correlations {alike[0]:.2f} beside {alike[1]:.2f}",
         same > other,
     )
 

@@ -8,6 +8,8 @@ import numpy as np
 
 from dnn2gp.experiments.result import Claim
 
+_WORDS = "{} values (here: each within two of the paper's standard errors)"
+
 
 @dataclass(frozen=True)
 class PaperCurve:
@@ -34,9 +36,6 @@ def error_claim(words: str, own: np.ndarray, deltas: np.ndarray, paper: PaperCur
     gaps = np.abs(own[ours] - np.array(paper.test_error)[theirs]) / np.array(paper.test_stderr)[theirs]
     text = f"at most {gaps.max():.1f} standard errors off at {len(ours)} of them"
     return Claim(words, _WORDS.format(len(paper.deltas)), text, bool(gaps.max() < 2) if theirs_too else None)
-
-
-_WORDS = "{} values (here: each within two of the paper's standard errors)"
 
 
 SYNTHETIC = PaperCurve(

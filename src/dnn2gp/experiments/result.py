@@ -102,6 +102,12 @@ def _known(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
+def written(value: float, form: str = ".4g") -> str:
+    """A number as a reader likes it: thousands without an exponent, and a true minus sign."""
+    large = form.endswith("g") and 1e3 <= abs(value) < 1e7
+    return (f"{value:,.0f}" if large else format(value, form)).replace("-", "−")
+
+
 def _versions() -> dict[str, str]:
     known = {name: version(name) for name in ("dnn2gp", "torch", "numpy")}
     return {"python": platform.python_version(), **known, "threads": str(torch.get_num_threads())}

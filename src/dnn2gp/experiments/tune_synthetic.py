@@ -27,7 +27,7 @@ from dnn2gp.experiments.curves import (
     tuning_curve,
 )
 from dnn2gp.experiments.paper_curves import SYNTHETIC, error_claim
-from dnn2gp.experiments.result import Claim, Result, plain
+from dnn2gp.experiments.result import Claim, Result, plain, written
 from dnn2gp.experiments.small import seeded
 from dnn2gp.experiments.vogn_ensemble import VognSettings, elbo, vogn
 from dnn2gp.likelihoods import GaussianLikelihood
@@ -210,8 +210,8 @@ def _laplace_claims(arrays: dict[str, np.ndarray]) -> list[Claim]:
         ),
         Claim(
             "Laplace: its value",
-            f"{SYNTHETIC.evidence[peak]:.2f} nats (here: within 0.5)",
-            f"{evidence[best]:.2f} nats",
+            f"{written(SYNTHETIC.evidence[peak], '.2f')} nats (here: within 0.5)",
+            f"{written(evidence[best], '.2f')} nats",
             bool(abs(evidence[best] - SYNTHETIC.evidence[peak]) < 0.5) if theirs_too else None,
         ),
         Claim(

@@ -17,7 +17,7 @@ from dnn2gp.errors import InputError
 from dnn2gp.experiments.adam_ensemble import adam
 from dnn2gp.experiments.curves import Build, Point, Stars, curve_arrays, laplace_values, tuning_curve
 from dnn2gp.experiments.paper_curves import WINE, error_claim
-from dnn2gp.experiments.result import Claim, Result, plain
+from dnn2gp.experiments.result import Claim, Result, plain, written
 from dnn2gp.nets import mlp
 from dnn2gp.tuning_result import TuningResult
 
@@ -115,7 +115,7 @@ def claims(arrays: dict[str, np.ndarray], config: TuneWineConfig) -> tuple[Claim
         Claim(
             "δ: the largest evidence",
             f"at δ = {peak:.3g} (here: within one grid step)",
-            f"at δ = {chosen:.3g} ({evidence[stars.evidence]:.1f} nats), on {arrays['source']}",
+            f"at δ = {chosen:.3g} ({written(evidence[stars.evidence], '.1f')} nats), on {arrays['source']}",
             bool(abs(np.log(chosen / peak)) < 1.01 * np.log(step)) if theirs_too else None,
         ),
         Claim(

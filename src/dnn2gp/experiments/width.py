@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.errors import InputError
-from dnn2gp.experiments.result import Claim, Result, plain
+from dnn2gp.experiments.result import Claim, Result, plain, written
 from dnn2gp.features import LayerwiseFeatures
 from dnn2gp.nets.erf import ErfNetwork, infinite_kernel
 from dnn2gp.network import Network
@@ -112,7 +112,7 @@ def claims(arrays: dict[str, np.ndarray], config: WidthConfig) -> tuple[Claim, .
             Claim(
                 f"the kernel of {words} tends to its infinite limit",
                 "theory: as 1/√width, slope −0.5",
-                f"{text}; slope {slope:.2f}",
+                f"{text}; slope {written(slope, '.2f')}",
                 abs(slope + 0.5) < 0.1,
             )
         )

@@ -11,6 +11,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
+from dnn2gp.correlations import correlations
 from dnn2gp.plots import style
 from dnn2gp.plots.style import Grouping
 
@@ -103,7 +104,7 @@ def _animated(
 
 def _kernel(axes: Axes, kernel: np.ndarray, groups: Grouping, step: int) -> AxesImage:
     """One kernel as correlations, grouped by class; its size is in the title."""
-    values = _correlations(kernel)[np.ix_(groups.order, groups.order)]
+    values = correlations(kernel)[np.ix_(groups.order, groups.order)]
     image = axes.imshow(values, cmap=style.DIVERGING, norm=Normalize(-1, 1), interpolation="nearest")
     style.class_bar(axes, groups, "left")
     style.class_lines(axes, groups, "#888888", both=True)
@@ -135,11 +136,6 @@ def _limits(y: np.ndarray, mean: np.ndarray, epistemic: np.ndarray, noise: float
 
 def _after(step: int) -> str:
     return f"after {step:,} step{'' if step == 1 else 's'}"
-
-
-def _correlations(kernel: np.ndarray) -> np.ndarray:
-    scale = np.sqrt(np.clip(np.diagonal(kernel), np.finfo(float).tiny, None))
-    return kernel / scale[:, None] / scale[None, :]
 
 
 def _groups(kernels: np.ndarray, labels: np.ndarray) -> Grouping:

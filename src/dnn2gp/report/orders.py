@@ -7,6 +7,7 @@ from jaxtyping import Float, Integer
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import pdist, squareform
 
+from dnn2gp.correlations import correlations
 from dnn2gp.report.section import InteractiveMap
 
 NAMES = ("class", "uncertainty", "similarity")
@@ -39,15 +40,6 @@ def similar_in_kernel(kernel: Float[np.ndarray, "N N"]) -> Integer[np.ndarray, "
 def similar_rows(values: Float[np.ndarray, "N K"]) -> Integer[np.ndarray, " N"]:
     """Alike rows beside each other: the leaves of average linkage on d = ‖row − row′‖."""
     return _leaves(pdist(values.astype(np.float64)))
-
-
-def correlations(kernel: Float[np.ndarray, "N N"]) -> Float[np.ndarray, "N N"]:
-    """ρ = κ(x, x′) / √(κ(x, x) κ(x′, x′)), made symmetric, within [−1, 1]; 0 where κ(x, x) is not positive."""
-    exact = kernel.astype(np.float64)
-    diagonal = np.diagonal(exact)
-    root = np.sqrt(np.where(diagonal > 0, diagonal, np.inf))
-    scaled = exact / root[:, None] / root[None, :]
-    return np.clip((scaled + scaled.T) / 2, -1, 1)
 
 
 def _leaves(distances: Float[np.ndarray, " pairs"]) -> Integer[np.ndarray, " N"]:

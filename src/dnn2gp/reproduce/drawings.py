@@ -133,6 +133,7 @@ def ood(result: Result) -> Drawings:
     """Beyond the paper: digits and clothes."""
     own = result.arrays
     drawn: Drawings = {}
+    order = np.lexsort([np.concatenate([own["digits"], own["clothes"]]), own["few_outside"]])  # by class within a set
     for method in (method for method in (LAPLACE, VI) if f"{method}_kernel" in own):
         names, title = ("digits", "clothes"), f"{WORDS[method]}: a network of digits sees clothes"
         curves = [Roc(words, *_roc(own, method, score)) for score, words in SCORES.items()]
@@ -140,9 +141,8 @@ def ood(result: Result) -> Drawings:
         drawn[f"{method}-scores"] = outliers(
             own[f"{method}_{first}"], own["outside"], curves, names, SCORES[first], title
         )
-        drawn[f"{method}-kernel"] = kernel_matrix(
-            own[f"{method}_kernel"], own["few_outside"], names, of=f"{WORDS[method]}"
-        )
+        kernel = own[f"{method}_kernel"][np.ix_(order, order)]
+        drawn[f"{method}-kernel"] = kernel_matrix(kernel, own["few_outside"][order], names, of=WORDS[method])
     return drawn
 
 

@@ -169,7 +169,7 @@ _ALL = (
         "ood",
         "Beyond the paper: a network of digits sees clothes",
         "LeNet-5 trained on MNIST looks at test images of MNIST and Fashion-MNIST. AUROC: the chance that an image of "
-        "clothes has the larger score.",
+        "clothes has the larger score. Kernels: by class within each set.",
         ood.preset,
         _on_images(ood.run),
         ood.claims,

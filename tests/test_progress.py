@@ -1,0 +1,49 @@
+"""Bars are there inside `show_progress` alone, and gone when the work is."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from dnn2gp.progress import bar, show_progress, track, waiting
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=100)
+
+
+def shown(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_waiting_moves_and_ends(console: Console) -> None:
+    with show_progress(console=console):
+        with waiting("downloading digits"):
+            pass
+        before = shown(console).count("downloading digits")
+        with bar("curve", 3) as advance:
+            advance("δ = 1")
+    assert before > 0
+    assert shown(console).count("downloading digits") == before
+    assert "curve" in shown(console)
+
+
+def test_a_bar_goes_with_its_error(console: Console) -> None:
+    with show_progress(console=console):
+        with pytest.raises(OSError, match="cable"), waiting("downloading"):
+            raise OSError("cable")
+        before = shown(console).count("downloading")
+        assert list(track([1, 2, 3], "counting")) == [1, 2, 3]
+    assert shown(console).count("downloading") == before
+    assert "counting" in shown(console)
+
+
+def test_silent_outside(capsys: pytest.CaptureFixture[str]) -> None:
+    with waiting("downloading"), bar("curve", 2) as advance:
+        advance("δ")
+    assert list(track(iter([1, 2]), "counting")) == [1, 2]
+    assert capsys.readouterr() == ("", "")
