@@ -36,7 +36,7 @@ def network_as_gp(
     order = np.lexsort((posterior_mean, labels))
     place = {name: int(np.flatnonzero(order == index)[0]) for name, index in marked.items()}
     figure = style.new_figure(13.6, 4.9)
-    left, middle, right = figure.subfigures(1, 3, squeeze=False, width_ratios=[1.15, 0.95, 1.0])[0]
+    left, middle, right = figure.subfigures(1, 3, squeeze=False, width_ratios=[1.15, 0.95, 0.95])[0]
     axes = left.add_subplot()
     plane(axes, x, y, probabilities, probability=True)
     points(axes, inputs, labels)
@@ -61,7 +61,7 @@ def _features(axes: Axes, features: np.ndarray, labels: np.ndarray, place: dict[
 
 def _kernel(axes: Axes, kernel: np.ndarray, labels: np.ndarray, place: dict[str, int]) -> None:
     limit = float(np.percentile(np.abs(kernel), 99)) or 1.0
-    axes.imshow(kernel, cmap=style.DIVERGING, norm=Normalize(-limit, limit), interpolation="nearest")
+    axes.imshow(kernel, cmap=style.DIVERGING, norm=Normalize(-limit, limit), aspect="auto", interpolation="nearest")
     _bar(axes, labels, "left")
     _bar(axes, labels, "top")
     _letters(axes, place)
@@ -78,6 +78,7 @@ def _mean(axes: Axes, mean: np.ndarray, labels: np.ndarray, place: dict[str, int
             name, (where, mean[where]), ha="center", va="bottom" if mean[where] >= 0 else "top", weight="bold"
         )
     axes.margins(y=0.25)
+    axes.set_xlim(-0.5, len(mean) - 0.5)  # below the columns of the kernel
     axes.set_xticks([])
     axes.axhline(0, color="black", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)

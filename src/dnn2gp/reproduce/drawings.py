@@ -142,7 +142,9 @@ def ood(result: Result) -> Drawings:
             own[f"{method}_{first}"], own["outside"], curves, names, SCORES[first], title
         )
         kernel = own[f"{method}_kernel"][np.ix_(order, order)]
-        drawn[f"{method}-kernel"] = kernel_matrix(kernel, own["few_outside"][order], names, of=WORDS[method])
+        drawn[f"{method}-kernel"] = kernel_matrix(
+            kernel, own["few_outside"][order], names, of=f"{WORDS[method]}: digits and clothes"
+        )
     return drawn
 
 
