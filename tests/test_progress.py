@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 from rich.console import Console
 
+from dnn2gp import progress
 from dnn2gp.progress import bar, show_progress, track, waiting
 
 
@@ -40,6 +42,21 @@ def test_a_bar_goes_with_its_error(console: Console) -> None:
         assert list(track([1, 2, 3], "counting")) == [1, 2, 3]
     assert shown(console).count("downloading") == before
     assert "counting" in shown(console)
+
+
+def test_lines_where_no_bar_can_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Now and then, one for all that is under way; none after the end."""
+    monkeypatch.setattr(progress, "_EVERY", 0.05)
+    file, line = io.StringIO(), "    … curve: δ = 1 50 %; downloading [a]\n"
+    with show_progress(console=Console(file=file)), bar("curve", 4, done=1) as advance, waiting("downloading [a]"):
+        advance("δ = 1")
+        end = time.monotonic() + 20
+        while line not in file.getvalue() and time.monotonic() < end:
+            time.sleep(0.01)
+    before = file.getvalue()
+    assert line in before
+    time.sleep(0.2)
+    assert file.getvalue() == before
 
 
 def test_silent_outside(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,17 +1,28 @@
-"""Progress of long work: silent in a library call, a bar where a user asks for one."""
+"""Progress of long work: silent in a library call, a bar where a user asks for one, lines where it goes to a file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Event, Thread
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 T = TypeVar("T")
 _active: ContextVar[Progress | None] = ContextVar("dnn2gp_progress", default=None)
+# Seconds between two lines where no bars can be drawn.
+_EVERY = 60.0
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
@@ -62,10 +73,20 @@ def waiting(description: str) -> Iterator[None]:
 
 @contextmanager
 def show_progress(enabled: bool = True, console: Console | None = None) -> Iterator[None]:
-    """Show a bar for every long computation inside the block."""
+    """Show a bar for every long computation inside the block; where no one watches (a file), a line now and then."""
     if not enabled or _active.get() is not None:
         yield
         return
+    console = console or Console(stderr=True)
+    with _bars(console) if console.is_terminal or console.is_jupyter else _lines(console) as bars:
+        token = _active.set(bars)
+        try:
+            yield
+        finally:
+            _active.reset(token)
+
+
+def _bars(console: Console) -> Progress:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -73,9 +94,29 @@ def show_progress(enabled: bool = True, console: Console | None = None) -> Itera
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, transient=True, console=console or Console(stderr=True)) as bars:
-        token = _active.set(bars)
-        try:
-            yield
-        finally:
-            _active.reset(token)
+    return Progress(*columns, transient=True, console=console)
+
+
+@contextmanager
+def _lines(console: Console) -> Iterator[Progress]:
+    """Bars that are never drawn, and a thread that says every minute where they are."""
+    bars, done = Progress(disable=True), Event()
+
+    def speak() -> None:
+        while not done.wait(_EVERY):
+            words = "; ".join(_words(task) for task in bars.tasks)
+            if words:
+                console.print(f"    … {words}", highlight=False, markup=False, soft_wrap=True)
+
+    speaker = Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield bars
+    finally:
+        done.set()
+        speaker.join()
+
+
+def _words(task: Task) -> str:
+    """What a bar would show."""
+    return task.description if task.total is None else f"{task.description} {task.percentage:.0f} %"

@@ -52,7 +52,7 @@ def run(config: DemoConfig, console: Console | None = None) -> DemoResult:
     prepare_folder(config.out)
     generator = torch.Generator().manual_seed(config.seed)
     clock = Stopwatch()
-    with show_progress(console.is_terminal):
+    with show_progress():
         digits = load_data(config.num_train, generator)
         network = build_network(config.channels, config.seed)
         with clock("train the network"):

@@ -161,7 +161,7 @@ def _result(config: ReproduceConfig, kind: FigureKind, console: Console) -> tupl
     work, weights = (config.folder / name for name in ("work", "weights"))
     place = Place(work / kind.name, weights / (kind.network or kind.name), config.resume)
     begun = place.work.exists() or (kind.network == kind.name and place.weights.exists())
-    with show_progress(console.is_terminal), warnings.catch_warnings():
+    with show_progress(), warnings.catch_warnings():
         if config.preset == SMOKE:
             warnings.simplefilter("ignore", NotAMinimumWarning)  # its trainings are cut short
         result = kind.run(kind.preset(config.preset), place)

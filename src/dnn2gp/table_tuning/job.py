@@ -59,7 +59,7 @@ def run(config: TableTuningConfig, console: Console | None = None) -> TableTunin
     prepare_folder(config.out)
     console.print(Text(_opening(config, problem)))
     fit = _fit(config, problem)
-    with show_progress(console.is_terminal):
+    with show_progress():
         tuning = _tune(config, problem, fit, widths, console)
         tuning.save(config.out / "tuning.json")
         fitted, model, calibration = _again(config, problem, fit, tuning)

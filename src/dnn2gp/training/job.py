@@ -80,7 +80,7 @@ def run(
             raise InputError(f"Cannot make the folder {each.folder}: {error.strerror}. Choose another.") from error
     images = load_images(config.data)
     scores: list[Score] = []
-    with show_progress(console.is_terminal):
+    with show_progress():
         for each in configs:
             training = Training(each, images, resume=resume)
             if resume and not training.path.exists():
