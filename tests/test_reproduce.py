@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from html import escape
 
 import numpy as np
 import pytest
 from made_data import make_data
+from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from dnn2gp.cli import app
+from dnn2gp.experiments import mnist, tune_wine
 from dnn2gp.reproduce import FIGURES
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning", "ignore::RuntimeWarning")
@@ -99,11 +102,39 @@ def test_a_damaged_result_is_made_anew_and_a_whole_one_is_never_lost(tmp_path):
     found = reproduce("Two-D", "--preset", "smoke", "--out", out, "--resume")
     assert "earlier run" in found.output
     assert "parts nothing" not in (tmp_path / "smoke" / "report.html").read_text()
+    assert "parts nothing" not in known.read_text()
+    weights = load_file(tmp_path / "smoke" / "weights" / "two_d" / "networks.safetensors")
+    assert weights["network"].shape == (33,)
     # another figure: the page has both
     assert reproduce("moons", "--preset", "smoke", "--out", out).exit_code == 0
     page = (tmp_path / "smoke" / "report.html").read_text()
     assert FIGURES["two_d"].title in page
     assert FIGURES["moons"].title in page
+
+
+def test_work_of_other_settings_is_made_anew(tmp_path):
+    """What an older version left behind does not stand in the way."""
+    out = tmp_path / "smoke"
+    assert reproduce("tune_wine", "--preset", "smoke", "--out", str(tmp_path)).exit_code == 0
+    whole = (out / "results" / "tune_wine.npz").read_bytes()
+    (out / "results" / "tune_wine.json").unlink()
+    old = tune_wine.TuneWineConfig.preset("smoke")
+    tune_wine.curve(replace(old, epochs=3), "prior_precision", out / "work" / "tune_wine" / "prior_precision")
+    found = reproduce("tune_wine", "--preset", "smoke", "--out", str(tmp_path), "--resume")
+    assert found.exit_code == 0, found.output
+    assert (out / "results" / "tune_wine.npz").read_bytes() == whole
+
+
+@pytest.mark.parametrize("borrowed", [False, True])
+def test_a_training_that_was_there_is_said(borrowed, tmp_path):
+    """The time of `ood` is a part of it where its own training had begun, not where it has the network of `mnist`."""
+    out = tmp_path / "smoke"
+    mnist.run(mnist.preset("smoke"), out / "weights" / "mnist")
+    if borrowed:
+        assert reproduce("mnist", "--preset", "smoke", "--out", str(tmp_path), "--resume").exit_code == 0
+        assert json.loads((out / "results" / "mnist.json").read_text())["resumed"] is True
+    assert reproduce("ood", "--preset", "smoke", "--out", str(tmp_path), "--resume").exit_code == 0
+    assert json.loads((out / "results" / "ood.json").read_text())["resumed"] is not borrowed
 
 
 def test_a_bug_in_one_figure_leaves_the_others(tmp_path, monkeypatch):

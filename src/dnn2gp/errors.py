@@ -26,6 +26,10 @@ class DivergedError(ArithmeticError):
     """A training step whose loss or weights are no numbers; the state before it is kept."""
 
 
+class OtherWorkError(InputError):
+    """A folder whose finished work is of other settings."""
+
+
 class FileFormatError(ValueError):
     """A file that is not a whole dnn2gp file of a version that this release reads."""
 

@@ -110,20 +110,38 @@ def test_same_class_ratio_by_a_loop():
 
 @pytest.mark.parametrize("strength", [0.1, 0.9])
 def test_correlations_of_each_kind_of_pair_by_loops(strength):
-    """|ρ| within a digit, between the two, and with others; slight is half of the first or less."""
+    """|ρ| within a digit, between the two, with others, and of each other with the nearer of the two."""
     labels = np.array([0, 2, 0, 1, 1, 3, 0])
-    generator = np.random.default_rng(0)
-    rho = generator.uniform(-1, 1, size=(7, 7))
-    rho[np.ix_(labels < 2, labels > 1)] = strength * np.sign(rho[np.ix_(labels < 2, labels > 1)])
-    kinds: dict[str, list[float]] = {"with unseen digits": [], "within a digit": [], "between 0 and 1": []}
+    rho = np.random.default_rng(0).uniform(-1, 1, size=(7, 7))
+    rho[np.ix_(labels < 2, labels > 1)] *= strength
+    within, between, beyond = [], [], {place: ([], []) for place in (1, 5)}
     for i, one in enumerate(labels):
         for j, two in enumerate(labels):
             if one < 2 and i != j:
-                kind = "with unseen digits" if two > 1 else "within a digit" if one == two else "between 0 and 1"
-                kinds[kind].append(abs(rho[i, j]))
-    claim = binary_mnist._correlation_claim(rho, labels, (0, 1))
-    assert claim.measured == "mean |correlation| " + ", ".join(f"{np.mean(v):.2f} {kind}" for kind, v in kinds.items())
-    assert claim.holds is (strength == 0.1)
+                kind = beyond[j][one] if two > 1 else within if one == two else between
+                kind.append(abs(rho[i, j]))
+    nearer = np.mean([max(np.mean(zeros), np.mean(ones)) for zeros, ones in beyond.values()])
+    both = np.mean([value for pair in beyond.values() for own in pair for value in own])
+    slight, strong = binary_mnist._correlation_claims(rho, labels, (0, 1))
+    words = f"{nearer:.2f} with the nearer of 0 and 1 ({both:.2f} with both), {np.mean(within):.2f} within a digit"
+    assert slight.measured == f"mean |correlation| {words}"
+    assert slight.holds is (strength == 0.1) is bool(nearer <= 0.5 * np.mean(within))
+    assert (
+        strong.measured == f"mean |correlation| {np.mean(between):.2f} between 0 and 1, {both:.2f} with unseen digits"
+    )
+    assert strong.holds is bool(np.mean(between) > both)
+
+
+@pytest.mark.parametrize(("least", "holds"), [(-0.04, False), (-0.06, True)])
+def test_negative_correlations_are_more_than_noise(least, holds):
+    """A sign alone is none: κ = 4ρ of four examples of two classes."""
+    rho = np.eye(4)
+    rho[0, 3] = rho[3, 0] = least
+    arrays = {"labels": np.array([0, 0, 1, 1]), "vi_kernel": 4 * rho, "laplace_kernel": np.ones((4, 4))}
+    claim = mnist._negative_claim(arrays)
+    assert claim.holds is holds
+    shares = "25.0% beside 0.0%" if holds else "0.0% beside 0.0%"
+    assert claim.measured.startswith(f"below −0.05: {shares} of the pairs (below 0: 25.0% beside 0.0%")
 
 
 @pytest.mark.parametrize("module", [mnist, cifar, binary_mnist, ood])
@@ -162,6 +180,9 @@ def test_areas_by_counting_pairs(tmp_path):
         known, other = values[own["outside"] == 0], values[own["outside"] == 1]
         pairs = [(b > a) + 0.5 * (b == a) for a in known for b in other]
         assert ood.auroc(own, "laplace", score) == pytest.approx(np.mean(pairs), abs=1e-12)
+        table = np.reshape(pairs, (len(known), len(other)))
+        variance = table.mean(1).var(ddof=1) / len(known) + table.mean(0).var(ddof=1) / len(other)
+        assert ood.auroc_error(own, "laplace", score) == pytest.approx(np.sqrt(variance), abs=1e-12)
     p = own["laplace_few_probabilities"]
     np.testing.assert_allclose(own["laplace_max_probability"][:12], 1 - p[:12].max(1), atol=1e-6)
     entropy = -(p[:12] * np.log(p[:12])).sum(1)

@@ -76,10 +76,14 @@ def test_uncertainty_of_the_plane_is_judged_along_the_border():
                     middle.append(maps["epistemic"][row, column])
     arrays = {"x": x, "y": y, "inputs": inputs, "mean": mean, **maps}
     arrays |= {"own_epistemic": np.ones(2), "own_latent": np.ones(2)}
-    _, claim, _ = moons.claims(arrays, moons.MoonsConfig())
+    noise, claim, _ = moons.claims(arrays, moons.MoonsConfig())
+    assert noise.holds is None  # it cannot be otherwise
     ratio = np.mean(rim) / np.mean(middle)
     assert f"at the rim of the plane {ratio:.3g} times that among the data" in claim.measured
     assert claim.holds is bool(ratio > 1)
+    empty = moons.claims({**arrays, "mean": np.full((5, 6), 0.9)}, moons.MoonsConfig())
+    assert [own.holds for own in empty] == [None] * 3
+    assert not any("nan" in own.measured for own in empty)
 
 
 @NO_SNELSON

@@ -14,6 +14,7 @@ from dnn2gp.datasets.folder import find
 from dnn2gp.datasets.wine import random_splits
 from dnn2gp.errors import InputError
 from dnn2gp.experiments import curves, tune_synthetic, tune_wine
+from dnn2gp.experiments.paper_curves import PaperCurve, error_claim, evidence_claim
 from dnn2gp.experiments.result import Result
 
 # The mean log evidence that the paper's runs have at δ = 10^(−1 + k/5), k = 0, …, 15 (10 draws, Laplace).
@@ -147,10 +148,9 @@ def test_the_synthetic_figure(synthetic, tmp_path):
     assert written(again, tmp_path / "c") == first
     arrays = Result.load(tmp_path / "a", "tune_synthetic").arrays
     assert all(np.isfinite(values).all() for values in arrays.values() if values.dtype.kind == "f")
-    peak, value, curve, errors, *stars = found.claims
-    if str(arrays["source"]) != "the paper's draws":
-        assert [claim.holds for claim in (peak, value, curve, errors)] == [None] * 4
-        return
+    assert [claim.holds for claim in found.claims[:4]] == [None] * 4  # these draws are not the paper's
+    theirs = {**arrays, "source": np.array("the paper's draws")}
+    peak, value, curve, errors, *stars, bound = tune_synthetic.claims(theirs, synthetic)
     evidence, delta = arrays["laplace_evidence_mean"], arrays["delta"].tolist()
     best = delta[evidence.argmax()]
     assert peak.holds == (0.63 / STEP < best < 0.632 * STEP)
@@ -162,7 +162,12 @@ def test_the_synthetic_figure(synthetic, tmp_path):
     own = arrays["laplace_test_error_mean"]
     gaps = [(own[0] - 0.1462) / 0.0132, (own[1] - 0.1347) / 0.0067, (own[2] - 0.3250) / 0.0054]  # the paper's
     assert errors.holds == (max(map(abs, gaps)) < 2)
-    assert f"at most {max(map(abs, gaps)):.1f} standard errors off at 3" in errors.measured
+    assert f"at most {max(map(abs, gaps)):.1f} standard errors" in errors.measured
+    assert errors.measured.endswith("off at 3 of them")
+    largest = arrays["vi_elbo_mean"].argmax()
+    assert f"at δ = {delta[largest]:.3g} " in bound.measured
+    assert f"test error {arrays['vi_test_error_mean'][largest]:.3g}" in bound.measured
+    assert bound.holds is None
     for prefix, (low, near) in (("laplace", stars[:2]), ("vi", stars[2:])):
         chosen, error = arrays[f"{prefix}_evidence_mean"].argmax(), arrays[f"{prefix}_test_error_mean"]
         assert low.holds == (error[chosen] < 1.05 * error.min())
@@ -206,6 +211,33 @@ def test_the_figure_of_wine(wine, tmp_path):
         chosen, error = arrays[f"{setting}_evidence_mean"].argmax(), arrays[f"{setting}_test_error_mean"]
         near = setting != "prior_precision" and abs(chosen - error.argmin()) <= 1
         assert claim.holds == (near or error[chosen] < 1.02 * error.min())
+
+
+CURVE = PaperCurve((0.1, 1.0, 10.0, 100.0), (-9.0, -10.0, -20.0, -40.0), (4.0, 1.0, 2.0, 5.0), (1.0, 0.1, 0.2, 0.5))
+
+
+def test_an_evidence_beside_the_papers():
+    """Within the bar at the δ that both have, from a start on; elsewhere it is only told."""
+    deltas, own = np.array([0.1, 0.5, 1.002, 10.0]), np.array([-10.8, -7.0, -10.1, -20.3])
+    claim = evidence_claim("it", own, deltas, CURVE, 0.02, True, start=1.0)
+    assert (claim.paper, claim.holds) == ("3 values (here: each within 2 %)", True)
+    assert claim.measured == "at most 1.50% off at 2 of them (below δ = 1 up to 20.0%)"
+    assert evidence_claim("it", own, deltas, CURVE, 0.014, True, start=1.0).holds is False
+    assert evidence_claim("it", own, deltas, CURVE, 0.02, True).holds is False
+    assert evidence_claim("it", own, deltas, CURVE, 0.02, False, start=1.0).holds is None
+    none = evidence_claim("it", own[:2], deltas[:2], CURVE, 0.02, True, start=1.0)
+    assert (none.measured, none.holds) == ("none of them was looked at", None)
+
+
+@pytest.mark.parametrize(("last", "holds"), [(2.39, True), (2.41, False)])
+def test_errors_beside_the_papers(last, holds):
+    """Within two standard errors, and the largest share is said."""
+    deltas, own = np.array([0.5, 1.0, 10.0]), np.array([9.0, 1.15, last])
+    claim = error_claim("it", own, deltas, CURVE, True)
+    assert claim.holds is holds
+    assert claim.measured == f"at most {(last - 2) / 0.2:.1f} standard errors, or {last / 2 - 1:.1%}, off at 2 of them"
+    assert error_claim("it", own, deltas, CURVE, False).holds is None
+    assert error_claim("it", own[:1], deltas[:1], CURVE, True).measured == "none of them was looked at"
 
 
 def test_stars_of_curves():

@@ -97,7 +97,26 @@ def test_uncertainties_share_one_scale_from_zero(values: np.ndarray) -> None:
     assert np.array_equal(image(right), aleatoric[ORDER])
     assert "Epistemic" in left.get_title(loc="left")
     assert "Aleatoric" in right.get_title(loc="left")
-    assert limits(left) == limits(right) == (0.0, epistemic.max())
+    assert limits(left) == limits(right) == (0.0, 0.25)  # what a label of 0 or 1 can have
+    (scale,) = [bar for bar in right.child_axes if bar.get_ylabel()]
+    assert "above ¼" in scale.get_ylabel()
+    small = uncertainty_maps(0.01 * epistemic, 0.01 * aleatoric, LABELS).axes[0]
+    assert limits(small) == (0.0, 0.01 * epistemic.max())
+
+
+def test_long_names_are_beside_the_left_bar(values: np.ndarray) -> None:
+    names = ("plane", "car", "bird", "cat", "automobile")
+    labels = np.array([4, 0, 1, 0, 2, 3, 1])
+    left, top = bars(kernel_matrix(np.eye(7), labels, names).axes[0])
+    assert [text.get_text() for text in left.texts] == list(names)
+    assert all(text.get_position()[0] < -0.5 for text in left.texts)
+    assert not top.texts
+    mean = posterior_mean(np.ones((7, 5)), labels, names).axes[0]
+    assert [tick.get_text() for tick in mean.get_xticklabels()] == list(names)
+    first, second = uncertainty_maps(np.ones((7, 2)), np.ones((7, 2)), labels, names).axes[:2]
+    assert [text.get_text() for text in bars(first)[0].texts] == list(names)
+    assert not any(text.get_text() for text in bars(second)[0].texts)
+    assert [tick.get_text() for tick in first.get_xticklabels()] == ["0", "1"]  # no class each
 
 
 @pytest.mark.parametrize("draw", [kernel_matrix, posterior_mean])

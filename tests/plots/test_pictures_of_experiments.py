@@ -44,7 +44,11 @@ def test_bands():
     lines = [line.get_ydata() for line in figure.axes[0].lines]
     assert any(np.allclose(line, X**2 - 0.5) for line in lines)
     assert any(np.allclose(line, X**2 + 0.5) for line in lines)
-    assert len(figure.axes) == 2
+    *_, below, _ = figure.axes
+    (line,) = below.lines
+    np.testing.assert_array_equal(line.get_ydata(), np.full(6, 0.5))
+    assert below.get_ylabel() == "standard deviation of y"
+    assert len(figure.axes) == 4
     assert rendered(figure)
     with pytest.raises(ValueError, match="one: expected"):
         band_panels(X, {"a": [Band("one", X[:3], X[:3])]}, X, X)

@@ -47,6 +47,17 @@ def test_fits_at_the_left() -> None:
     assert len(figure.axes) == 3
 
 
+def test_panels_beside_fits_have_the_same_axes() -> None:
+    larger = Panel(X, (EVIDENCE[0] - 7.0, EVIDENCE[1]), {"test": (5 + X, 0 * X)}, "δ", "two", log_x=True)
+    fits = [Fit("δ = 1", np.zeros(2), np.ones(2))]
+    figure = fits_and_panels(np.arange(2.0), fits, np.zeros(1), np.zeros(1), [PANELS[0], larger, WIDTHS])
+    _, first, second, widths, right, other = figure.axes
+    assert first.get_ylim() == second.get_ylim() != widths.get_ylim()
+    assert right.get_ylim() == other.get_ylim() == widths.get_ylim()
+    assert first.get_ylim()[0] < min(ERRORS["train"][0])
+    assert first.get_ylim()[1] > max(5 + X)
+
+
 def test_what_cannot_be_drawn_is_refused() -> None:
     x = np.linspace(0, 1, 4)
     with pytest.raises(ValueError, match="at least one panel"):

@@ -39,28 +39,44 @@ def claims(arrays: dict[str, np.ndarray], config: ImagesConfig) -> tuple[Claim, 
         found.append(
             Claim(
                 "the posterior mean is smaller on digits that were never seen",
-                "Fig. 4(c): no overconfident predictions outside (here: mean |E f| below)",
-                f"mean |E f| {outside:.3g} on unseen digits, {inside:.3g} on {digits}; yet the network gives "
-                f"{sure:.0%} of the unseen a probability above 0.99",
+                "Fig. 4(c): not said (here: mean |E f| below)",
+                f"mean |E f| {outside:.3g} on unseen digits, {inside:.3g} on {digits}",
                 outside < inside,
             )
         )
-        found.append(_correlation_claim(correlations(arrays[f"{method}_kernel"]), arrays["labels"], config.classes))
+        found.append(
+            Claim(
+                "no overconfident predictions on digits that were never seen",
+                "Fig. 4(c): none (here: at most half of them above 0.99)",
+                f"the network gives {sure:.0%} of them a probability above 0.99",
+                sure <= 0.5,
+            )
+        )
+        found += _correlation_claims(correlations(arrays[f"{method}_kernel"]), arrays["labels"], config.classes)
     return tuple(found)
 
 
-def _correlation_claim(correlation: np.ndarray, labels: np.ndarray, classes: tuple[int, ...]) -> Claim:
-    """Strong patterns among the digits that were seen, slight ones with others: |correlation| of each kind of pair."""
+def _correlation_claims(correlation: np.ndarray, labels: np.ndarray, classes: tuple[int, ...]) -> list[Claim]:
+    """Slight correlations with unseen digits, strong ones between the seen: mean |ρ| of each kind of pair."""
     size, known = np.abs(correlation), np.isin(labels, classes)
     pairs = known[:, None] & known[None, :] & ~np.eye(len(labels), dtype=bool)
     same = labels[:, None] == labels[None, :]
     within, between = float(size[pairs & same].mean()), float(size[pairs & ~same].mean())
-    beyond = float(size[np.ix_(known, ~known)].mean())
+    beyond = np.stack([size[np.ix_(labels == own, ~known)].mean(0) for own in classes])  # of each unseen example
+    nearer, mean = float(beyond.max(0).mean()), float(size[np.ix_(known, ~known)].mean())
     digits = " and ".join(map(str, classes))
-    return Claim(
-        "correlations with unseen digits are slight",
-        f"Fig. 4(c): slight; the pattern between {digits} is strong (here: half of that within a digit, or less)",
-        f"mean |correlation| {beyond:.2f} with unseen digits, {within:.2f} within a digit, {between:.2f} between "
-        f"{digits}",
-        beyond <= 0.5 * within,
-    )
+    return [
+        Claim(
+            "correlations with unseen digits are slight",
+            "Fig. 4(c): slight (here: with the nearer of the seen digits half of that within a digit, or less)",
+            f"mean |correlation| {nearer:.2f} with the nearer of {digits} ({mean:.2f} with both), {within:.2f} within "
+            "a digit",
+            nearer <= 0.5 * within,
+        ),
+        Claim(
+            f"the pattern between {digits} is strong",
+            "Fig. 4(c): quite strong (here: above that with unseen digits)",
+            f"mean |correlation| {between:.2f} between {digits}, {mean:.2f} with unseen digits",
+            between > mean,
+        ),
+    ]

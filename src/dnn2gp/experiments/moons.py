@@ -10,9 +10,8 @@ from torch import nn
 
 from dnn2gp.convert import convert
 from dnn2gp.datasets import half_moons
-from dnn2gp.errors import InputError
-from dnn2gp.experiments.result import Claim, Result, plain
-from dnn2gp.experiments.small import sides, train_best
+from dnn2gp.experiments.result import Claim, Result, check_preset, plain
+from dnn2gp.experiments.small import flat_weights, sides, train_best
 from dnn2gp.likelihoods import BernoulliLikelihood
 from dnn2gp.nets import mlp
 
@@ -36,10 +35,8 @@ class MoonsConfig:
     @staticmethod
     def preset(name: str) -> MoonsConfig:
         """`paper`, or `smoke`: a little of it."""
-        if name == "smoke":
+        if check_preset(name) == "smoke":
             return MoonsConfig(num_examples=40, width=4, restarts=1, max_iterations=50, resolution=15)
-        if name != "paper":
-            raise InputError(f"preset: expected paper or smoke; got {name!r}.")
         return MoonsConfig()
 
 
@@ -70,36 +67,36 @@ def run(config: MoonsConfig) -> Result:
         "own_latent": own.latent_covariance[:, 0, 0].numpy(),
         "relative_gradient": np.array(found.relative_gradient),
     }
-    return Result("moons", plain(config), arrays, claims(arrays, config), time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    weights = {"network": flat_weights(found.network)}
+    return Result("moons", plain(config), arrays, claims(arrays, config), seconds, weights=weights)
 
 
 def claims(arrays: dict[str, np.ndarray], config: MoonsConfig) -> tuple[Claim, ...]:
     """The label noise is that of the boundary; the model's uncertainty grows away from the data."""
     mean, aleatoric, latent = arrays["mean"], arrays["aleatoric"], arrays["latent"]
     near = np.abs(mean - 0.5) < 0.1
-    ratio = float(aleatoric[near].mean() / aleatoric[~near].mean()) if near.any() and (~near).any() else float("nan")
+    ratio = _times(aleatoric[near], aleatoric[~near], ".1f")
     drawn, own = _rim(arrays["epistemic"]), arrays["own_epistemic"]
     border = np.abs(_rim(mean) - 0.5) < 0.1
     at_data = near & _near_data(arrays)
-    along = (
-        float(drawn[border].mean() / arrays["epistemic"][at_data].mean()) if border.any() and at_data.any() else np.nan
-    )
+    there, here = drawn[border], arrays["epistemic"][at_data]
     everywhere = float(np.median(drawn) / np.median(own))
     growth = float(np.median(_rim(latent)) / np.median(arrays["own_latent"]))
     return (
         Claim(
             "label noise (aleatoric) belongs to the boundary",
             "Fig. 9(b): high along the decision boundary",
-            f"{ratio:.1f} times as large where 0.4 < p < 0.6 as elsewhere",
-            ratio > 1,
+            f"{ratio} that elsewhere where 0.4 < p < 0.6: it is p (1 − p), so this must be",
+            None,
         ),
         Claim(
             "model uncertainty (epistemic) grows away from the data along the boundary",
             "Fig. 9(c): grows away from the data",
-            f"where 0.4 < p < 0.6: at the rim of the plane {along:.3g} times that among the data; it is (p (1 − p))² "
-            f"times the variance of f, so it vanishes off the boundary (medians: at the rim {everywhere:.2g} times "
-            "that at the data)",
-            along > 1,
+            f"where 0.4 < p < 0.6: at the rim of the plane {_times(there, here, '.3g')} that among the data; it is "
+            f"(p (1 − p))² times the variance of f, so it vanishes off the boundary (medians: at the rim "
+            f"{everywhere:.2g} times that at the data)",
+            bool(there.mean() > here.mean()) if len(there) and len(here) else None,
         ),
         Claim(
             "the variance of f itself grows away from the data",
@@ -107,6 +104,13 @@ def claims(arrays: dict[str, np.ndarray], config: MoonsConfig) -> tuple[Claim, .
             f"at the rim of the plane {growth:.1f} times that at the data (medians)",
             None,
         ),
+    )
+
+
+def _times(one: np.ndarray, other: np.ndarray, form: str) -> str:
+    """How many times the mean of some points is that of others, if there are any."""
+    return (
+        f"{one.mean() / other.mean():{form}} times" if len(one) and len(other) else "no points there to be held against"
     )
 
 

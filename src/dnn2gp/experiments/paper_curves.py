@@ -8,7 +8,7 @@ import numpy as np
 
 from dnn2gp.experiments.result import Claim
 
-_WORDS = "{} values (here: each within two of the paper's standard errors)"
+_NONE = "none of them was looked at"
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,31 @@ class PaperCurve:
         return ours.tolist(), theirs.tolist()
 
 
-def error_claim(words: str, own: np.ndarray, deltas: np.ndarray, paper: PaperCurve, theirs_too: bool) -> Claim:
-    """Point by point; on other data than the paper's there is nothing to compare."""
+def evidence_claim(
+    words: str, own: np.ndarray, deltas: np.ndarray, paper: PaperCurve, bar: float, theirs_too: bool, start: float = 0.0
+) -> Claim:
+    """Point by point, judged from δ = `start` on; on other data than the paper's there is nothing to compare."""
     ours, theirs = paper.places(deltas)
+    gaps = np.abs(own[ours] / np.array(paper.evidence)[theirs] - 1)
+    judged = deltas[ours] > 0.99 * start
+    said = f"{sum(delta > 0.99 * start for delta in paper.deltas)} values (here: each within {100 * bar:g} %)"
+    if not judged.any():
+        return Claim(words, said, _NONE, None)
+    text = f"at most {gaps[judged].max():.2%} off at {judged.sum()} of them"
+    text += f" (below δ = {start:g} up to {gaps[~judged].max():.1%})" if not judged.all() else ""
+    return Claim(words, said, text, bool(gaps[judged].max() < bar) if theirs_too else None)
+
+
+def error_claim(words: str, own: np.ndarray, deltas: np.ndarray, paper: PaperCurve, theirs_too: bool) -> Claim:
+    """Point by point; the spread between the draws is a wide bar, as both curves have the same draws."""
+    ours, theirs = paper.places(deltas)
+    said = f"{len(paper.deltas)} values (here: each within two of the paper's standard errors, which are of its draws)"
     if not ours:
-        return Claim(words, _WORDS.format(len(paper.deltas)), "none of them was looked at", None)
-    gaps = np.abs(own[ours] - np.array(paper.test_error)[theirs]) / np.array(paper.test_stderr)[theirs]
-    text = f"at most {gaps.max():.1f} standard errors off at {len(ours)} of them"
-    return Claim(words, _WORDS.format(len(paper.deltas)), text, bool(gaps.max() < 2) if theirs_too else None)
+        return Claim(words, said, _NONE, None)
+    off = np.abs(own[ours] - np.array(paper.test_error)[theirs])
+    gaps, shares = off / np.array(paper.test_stderr)[theirs], off / np.array(paper.test_error)[theirs]
+    text = f"at most {gaps.max():.1f} standard errors, or {shares.max():.1%}, off at {len(ours)} of them"
+    return Claim(words, said, text, bool(gaps.max() < 2) if theirs_too else None)
 
 
 SYNTHETIC = PaperCurve(

@@ -46,12 +46,19 @@ class Result:
     resumed: bool = False
     """Whether a part of it was there already."""
     versions: dict[str, str] = field(default_factory=lambda: _versions())
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+    """Of its small networks, each as one vector; `save` leaves them out, as nothing is drawn from them."""
 
     def save(self, folder: Path) -> None:
         """FIGURE.npz and FIGURE.json, each whole or not at all; the second knows the checksum of the first."""
         folder.mkdir(parents=True, exist_ok=True)
+        place = folder / f"{self.figure}.npz"
+        write_whole(place, lambda path: np.savez(path, allow_pickle=False, **self.arrays))
+        self.save_words(folder)
+
+    def save_words(self, folder: Path) -> None:
+        """FIGURE.json alone, beside the arrays that are there."""
         arrays = folder / f"{self.figure}.npz"
-        write_whole(arrays, lambda place: np.savez(place, allow_pickle=False, **self.arrays))
         known = {
             "format": _FORMAT,
             "sha256": sha256(arrays.read_bytes()).hexdigest(),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
@@ -71,6 +72,11 @@ def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
+
+
+def flat_weights(network: nn.Module) -> np.ndarray:
+    """All its weights in one vector."""
+    return torch.nn.utils.parameters_to_vector(network.parameters()).detach().numpy()
 
 
 def sides(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,8 +19,8 @@ from dnn2gp.convert import convert
 from dnn2gp.datasets import load_snelson
 from dnn2gp.datasets.snelson import Regression
 from dnn2gp.ensemble import Ensemble, initial_weights, write_weights
-from dnn2gp.errors import InputError, NotAMinimumWarning
-from dnn2gp.experiments.result import Claim, Result, plain
+from dnn2gp.errors import NotAMinimumWarning
+from dnn2gp.experiments.result import Claim, Result, check_preset, plain
 from dnn2gp.experiments.small import seeded
 from dnn2gp.experiments.vogn_ensemble import VognSettings, elbo, vogn
 from dnn2gp.likelihoods import GaussianLikelihood
@@ -48,6 +49,8 @@ class SnelsonConfig:
     """δ of the GP of the VI panel: the paper takes that of the other panel."""
     vi: VognSettings = field(default_factory=lambda: VognSettings(8000, 0.05, 0.005, 10, 1000.0))
     """With the paper's rate of the precision (1 − decay) and samples, from a minimum; a step sees all data."""
+    vi_samples: int = 5
+    """Samples of q whose GPs are told of; the first is drawn."""
     num_networks: int = 1000
     """Sampled for the bands of DNN-Laplace and DNN-VI."""
     rbf_restarts: int = 20
@@ -58,11 +61,9 @@ class SnelsonConfig:
     @staticmethod
     def preset(name: str) -> SnelsonConfig:
         """`paper`, or `smoke`: a little of it."""
-        if name == "smoke":
-            small = SnelsonConfig(width=4, restarts=2, max_iterations=30, resolution=29, num_networks=5)
+        if check_preset(name) == "smoke":
+            small = SnelsonConfig(width=4, restarts=2, max_iterations=30, resolution=29, num_networks=5, vi_samples=2)
             return replace(small, vi=VognSettings(20, 0.05, 0.005, 2, 1000.0), rbf_restarts=1)
-        if name != "paper":
-            raise InputError(f"preset: expected paper or smoke; got {name!r}.")
         return SnelsonConfig()
 
 
@@ -78,14 +79,18 @@ class _Band:
         return _Band(mean[:, 0].double().numpy(), variance[:, 0].double().sqrt().numpy())
 
 
+_Bands: TypeAlias = dict[str, _Band]
+_Arrays: TypeAlias = dict[str, np.ndarray]
+
+
 def run(config: SnelsonConfig) -> Result:
     """All bands of both panels."""
     begin = time.perf_counter()
     whole = load_snelson()
     data = whole.without(*config.gap)
     x = torch.linspace(*config.extent, config.resolution, dtype=torch.float64)[:, None]
-    laplace, minima = _laplace(config, data, x)
-    vi, more = _vi(config, data, x)
+    laplace, minima, laplace_weights = _laplace(config, data, x)
+    vi, more, vi_weights = _vi(config, data, x)
     rbf = _rbf(config, data, x)
     panels = {"laplace": {**laplace, RBF_GP: rbf}, "vi": {**vi, RBF_GP: rbf}}
     arrays = {
@@ -100,7 +105,8 @@ def run(config: SnelsonConfig) -> Result:
     for panel, bands in panels.items():
         for name, band in bands.items():
             arrays[f"{panel}_{name}_mean"], arrays[f"{panel}_{name}_std"] = band.mean, band.std
-    return Result("snelson", plain(config), arrays, claims(arrays, config), time.perf_counter() - begin)
+    seconds, weights = time.perf_counter() - begin, {**laplace_weights, **vi_weights}
+    return Result("snelson", plain(config), arrays, claims(arrays, config), seconds, weights=weights)
 
 
 def claims(arrays: dict[str, np.ndarray], config: SnelsonConfig) -> tuple[Claim, ...]:
@@ -112,8 +118,8 @@ def _build(config: SnelsonConfig) -> nn.Module:
     return mlp(1, 1, width=config.width, activation="sigmoid").double()
 
 
-def _laplace(config: SnelsonConfig, data: Regression, x: Tensor) -> tuple[dict[str, _Band], dict[str, np.ndarray]]:
-    """DNN2GP at the best minimum, exact, and networks sampled from the diagonal Gaussian there; the other minima."""
+def _laplace(config: SnelsonConfig, data: Regression, x: Tensor) -> tuple[_Bands, _Arrays, _Arrays]:
+    """DNN2GP at the best minimum, exact; networks sampled from the diagonal Gaussian there; minima; their weights."""
     likelihood, pair = GaussianLikelihood(config.sigma), (data.inputs, data.targets)
     delta = torch.full((config.restarts,), config.prior_precision, dtype=torch.float64)
     network = seeded(lambda: _build(config), config.seed)
@@ -135,11 +141,11 @@ def _laplace(config: SnelsonConfig, data: Regression, x: Tensor) -> tuple[dict[s
         "minima_relative_gradient": found.relative_gradient.numpy(),
         "minima_std": (variances[..., 0] + config.sigma**2).sqrt().numpy(),
     }
-    return bands, minima
+    return bands, minima, {"minima": found.weights.numpy()}
 
 
-def _vi(config: SnelsonConfig, data: Regression, x: Tensor) -> tuple[dict[str, _Band], dict[str, np.ndarray]]:
-    """The GP of the linear model at one sample of q, with the plain prior; beside it networks sampled from q."""
+def _vi(config: SnelsonConfig, data: Regression, x: Tensor) -> tuple[_Bands, _Arrays, _Arrays]:
+    """The GP of the linear model at one sample of q, with the plain prior; networks sampled from q; q itself."""
     likelihood, pair = GaussianLikelihood(config.sigma), (data.inputs, data.targets)
     delta = torch.tensor([config.vi_prior_precision], dtype=torch.float64)
     network, generator = seeded(lambda: _build(config), config.seed), torch.Generator().manual_seed(config.seed)
@@ -158,15 +164,21 @@ def _vi(config: SnelsonConfig, data: Regression, x: Tensor) -> tuple[dict[str, _
         warnings.simplefilter("ignore", NotAMinimumWarning)  # a sample of q is none
         ours = convert(network, pair, likelihood, config.vi_gp_prior_precision).predict(x)
         same = convert(network, pair, likelihood, config.vi_prior_precision).predict(x)
+        others = []
+        for weights in networks[: config.vi_samples]:
+            write_weights(network, weights[0])
+            others.append(convert(network, pair, likelihood, config.vi_gp_prior_precision).predict(x).variance[:, 0])
     bands = {
         OURS: _Band.of(ours.mean, ours.variance),
         SAMPLED: _Band.of(outputs.mean(0), outputs.var(0) + config.sigma**2),
     }
-    return bands, {
+    found = {
         "vi_elbo": elbo(q, own, targets, delta, config.sigma).numpy(),
         "vi_error": (own.mean(0) - targets).square().mean().sqrt().numpy(),
+        "vi_samples_std": torch.stack(others).sqrt().numpy(),
         "vi_same_prior_std": same.variance[:, 0].sqrt().numpy(),
     }
+    return bands, found, {"vi_mean": q.mean[0].numpy(), "vi_precision": q.precision[0].numpy()}
 
 
 def _rbf(config: SnelsonConfig, data: Regression, x: Tensor) -> _Band:
@@ -214,11 +226,14 @@ def _claims(panel: str, arrays: dict[str, np.ndarray], config: SnelsonConfig) ->
 
 
 def _why(panel: str, arrays: dict[str, np.ndarray], config: SnelsonConfig, where: np.ndarray) -> str:
-    """What other choices give: other minima, another δ."""
+    """What other choices give: other minima, other samples of q, another δ."""
     if panel == "vi":
+        wider = arrays["vi_samples_std"][:, where] > arrays[f"vi_{RBF_GP}_std"][where]
+        samples = ", ".join(f"{share:.0%}" for share in wider.mean(1))
         same = arrays["vi_same_prior_std"][where]
         shares = [float((same > arrays[f"vi_{name}_std"][where]).mean()) for name in (SAMPLED, RBF_GP)]
-        return f"; with the training's δ = {config.vi_prior_precision:g} at {shares[0]:.0%} and {shares[1]:.0%}"
+        words = f"; than GP-RBF's at {len(wider)} samples of q, the one that is drawn first: {samples}"
+        return f"{words}; with the training's δ = {config.vi_prior_precision:g} at {shares[0]:.0%} and {shares[1]:.0%}"
     wider = arrays["minima_std"][:, where] > arrays[f"{panel}_{RBF_GP}_std"][where]
     shares = ", ".join(f"{share:.0%}" for share in wider.mean(1)[np.argsort(arrays["minima_loss"])])
     return f"; than GP-RBF's at the {len(wider)} minima found, the best first: {shares}"

@@ -16,8 +16,8 @@ from dnn2gp.ensemble import Ensemble
 from dnn2gp.errors import InputError
 from dnn2gp.experiments.adam_ensemble import adam
 from dnn2gp.experiments.curves import Build, Point, Stars, curve_arrays, laplace_values, tuning_curve
-from dnn2gp.experiments.paper_curves import WINE, error_claim
-from dnn2gp.experiments.result import Claim, Result, plain, written
+from dnn2gp.experiments.paper_curves import WINE, error_claim, evidence_claim
+from dnn2gp.experiments.result import Claim, Result, check_preset, plain, written
 from dnn2gp.nets import mlp
 from dnn2gp.tuning_result import TuningResult
 
@@ -47,10 +47,8 @@ class TuneWineConfig:
     @staticmethod
     def preset(name: str) -> TuneWineConfig:
         """`paper`, or `smoke`: a little of it."""
-        if name == "smoke":
+        if check_preset(name) == "smoke":
             return TuneWineConfig((1.0, 24.0), (0.3, 0.64), (1, 3), num_splits=2, epochs=20)
-        if name != "paper":
-            raise InputError(f"preset: expected paper or smoke; got {name!r}.")
         return TuneWineConfig()
 
     def points(self, setting: str) -> list[Point]:
@@ -109,8 +107,6 @@ def claims(arrays: dict[str, np.ndarray], config: TuneWineConfig) -> tuple[Claim
     evidence, theirs_too = arrays[f"{DELTA}_evidence_mean"], str(arrays["source"]) == PAPERS
     chosen, peak = float(deltas[stars.evidence]), WINE.deltas[int(np.argmax(WINE.evidence))]
     step = WINE.deltas[1] / WINE.deltas[0]
-    ours, theirs = WINE.places(deltas)
-    gaps = np.abs(evidence[ours] / np.array(WINE.evidence)[theirs] - 1)
     claims = [
         Claim(
             "δ: the largest evidence",
@@ -118,12 +114,7 @@ def claims(arrays: dict[str, np.ndarray], config: TuneWineConfig) -> tuple[Claim
             f"at δ = {chosen:.3g} ({written(evidence[stars.evidence], '.1f')} nats), on {arrays['source']}",
             bool(abs(np.log(chosen / peak)) < 1.01 * np.log(step)) if theirs_too else None,
         ),
-        Claim(
-            "δ: the evidence along it",
-            f"{len(WINE.deltas)} values (here: each within 2 %)",
-            f"at most {gaps.max():.2%} off at {len(gaps)} of them" if len(gaps) else "none of them was looked at",
-            bool(gaps.max() < 0.02) if len(gaps) and theirs_too else None,
-        ),
+        evidence_claim("δ: the evidence along it", evidence, deltas, WINE, 0.02, theirs_too),
         error_claim("δ: the test error along it", arrays[f"{DELTA}_test_error_mean"], deltas, WINE, theirs_too),
         Claim(
             "δ: the test error at the largest evidence",

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from dnn2gp.convert import convert
 from dnn2gp.datasets import bent_clouds
-from dnn2gp.errors import InputError
-from dnn2gp.experiments.result import Claim, Result, plain
-from dnn2gp.experiments.small import sides, train_best
+from dnn2gp.experiments.result import Claim, Result, check_preset, plain
+from dnn2gp.experiments.small import flat_weights, sides, train_best
 from dnn2gp.likelihoods import BernoulliLikelihood
 from dnn2gp.nets import mlp
 
@@ -36,10 +35,8 @@ class TwoDConfig:
     @staticmethod
     def preset(name: str) -> TwoDConfig:
         """`paper`, or `smoke`: a little of it."""
-        if name == "smoke":
+        if check_preset(name) == "smoke":
             return TwoDConfig(num_examples=20, width=8, max_iterations=50, resolution=15)
-        if name != "paper":
-            raise InputError(f"preset: expected paper or smoke; got {name!r}.")
         return TwoDConfig()
 
 
@@ -70,7 +67,9 @@ def run(config: TwoDConfig) -> Result:
         "points": _points(outputs, data.labels),
         "relative_gradient": np.array(found.relative_gradient),
     }
-    return Result("two_d", plain(config), arrays, claims(arrays, config), time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    weights = {"network": flat_weights(found.network)}
+    return Result("two_d", plain(config), arrays, claims(arrays, config), seconds, weights=weights)
 
 
 def _points(outputs: Tensor, labels: Tensor) -> np.ndarray:

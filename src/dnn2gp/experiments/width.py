@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.errors import InputError
-from dnn2gp.experiments.result import Claim, Result, plain, written
+from dnn2gp.experiments.result import Claim, Result, check_preset, plain, written
 from dnn2gp.features import LayerwiseFeatures
 from dnn2gp.nets.erf import ErfNetwork, infinite_kernel
 from dnn2gp.network import Network
@@ -35,10 +34,8 @@ class WidthConfig:
     @staticmethod
     def preset(name: str) -> WidthConfig:
         """`paper`, or `smoke`: a little of it."""
-        if name == "smoke":
+        if check_preset(name) == "smoke":
             return WidthConfig(widths=(4, 64), repeats=2, resolution=15)
-        if name != "paper":
-            raise InputError(f"preset: expected paper or smoke; got {name!r}.")
         return WidthConfig()
 
 

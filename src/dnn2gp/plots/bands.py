@@ -31,27 +31,32 @@ def band_panels(
     gap: tuple[float, float] | None = None,
     height: tuple[float, float] | None = None,
 ) -> Figure:
-    """One panel a method: each band as two lines and a light fill, its mean dashed, the data as dots.
+    """One column a method: bands as two lines and a light fill, means dashed, data as dots; below, their deviations.
 
     gap     an interval without data, which is shaded
     height  the range of y; what is beyond it is cut off
     """
     if not panels:
         raise ValueError("expected at least one panel.")
-    figure = style.new_figure(6.6 * len(panels), 4.8)
-    drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (title, bands) in zip(drawn, panels.items(), strict=True):
-        if gap is not None:
-            axes.axvspan(*gap, color="#f0f0f0", zorder=0)
+    figure = style.new_figure(6.6 * len(panels), 7.0)
+    drawn, below = figure.subplots(2, len(panels), sharex=True, sharey="row", squeeze=False, height_ratios=[5, 3])
+    for axes, lower, (title, bands) in zip(drawn, below, panels.items(), strict=True):
+        for each in (axes, lower):
+            if gap is not None:
+                each.axvspan(*gap, color="#f0f0f0", zorder=0)
         for colour, band in zip(_COLOURS, bands, strict=False):
             _draw(axes, x, band, colour)
+            lower.semilogy(x, band.std, color=colour, linewidth=1.6, label=band.name)
         axes.plot(inputs, targets, "k.", markersize=3.5, label="data")
-        style.describe(axes, title, "x", "y" if axes is drawn[0] else "")
+        style.describe(axes, f"{title}: mean ± 1 standard deviation of y", "", "y" if axes is drawn[0] else "")
+        style.describe(lower, "", "x", "standard deviation of y" if axes is drawn[0] else "")
         axes.set_xlim(float(x[0]), float(x[-1]))
         if height is not None:
             axes.set_ylim(*height)
-        axes.spines[["top", "right"]].set_visible(False)
-        style.legend_below(axes)
+        for each in (axes, lower):
+            each.spines[["top", "right"]].set_visible(False)
+        style.legend_below(lower, share=0.22)
+        lower.yaxis.set_major_formatter("{x:g}")
     return figure
 
 

@@ -29,7 +29,8 @@ def kernel_matrix(
         raise ValueError(f"kernel must be square, got shape {kernel.shape}.")
     groups = Grouping.of(labels)
     values = kernel[np.ix_(groups.order, groups.order)]
-    figure = style.new_figure(7.8, 6.6)
+    beside = style.names_beside(groups, names)
+    figure = style.new_figure(7.8 + style.room(beside) / 72, 6.6)
     axes = figure.add_subplot()
     limit = _limit(values)
     norm = Normalize(-limit, limit)
@@ -41,20 +42,23 @@ def kernel_matrix(
     extend = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
     style.colour_bar(axes, image, "tr κ(x, x′), the kernel summed over the outputs (▲: beyond the scale)", extend)
     title = _title("Kernel: which examples are alike to the network", of)
-    style.describe(axes, title, "the same examples", "examples, grouped by class", bars=("left", "top"))
+    style.describe(axes, title, "the same examples", "examples, grouped by class", ("left", "top"), beside)
     _no_ticks(axes)
     return figure
 
 
-def posterior_mean(mean: np.ndarray, labels: np.ndarray, *, of: str = "") -> Figure:
-    """The N × K posterior mean, rows grouped by class, as in Fig. 4(a), left; `of` what, for the title."""
+def posterior_mean(
+    mean: np.ndarray, labels: np.ndarray, names: tuple[str, ...] | None = None, *, of: str = ""
+) -> Figure:
+    """The N × K posterior mean, rows grouped by class, as in Fig. 4(a), left; `names` and `of` as for the kernel."""
     labels = _check(mean, labels, "mean")
     groups = Grouping.of(labels)
     values = mean[groups.order]
     limit = float(np.abs(values).max()) or 1.0
-    figure = style.new_figure(5.2, 6.6)
+    beside = style.names_beside(groups, names)
+    figure = style.new_figure(5.2 + style.room(beside) / 72, 6.6)
     axes = figure.add_subplot()
-    image = _rows(axes, values, groups, style.DIVERGING, Normalize(-limit, limit))
+    image = _rows(axes, values, groups, style.DIVERGING, Normalize(-limit, limit), names)
     style.class_lines(axes, groups, "#888888", both=False)
     style.colour_bar(axes, image, "E[f(x) | data]")
     style.describe(
@@ -62,36 +66,48 @@ def posterior_mean(mean: np.ndarray, labels: np.ndarray, *, of: str = "") -> Fig
         _title("Posterior mean of the GP, before the link", of),
         "output (class)",
         "examples, grouped by true class",
-        bars=("left",),
+        ("left",),
+        beside,
     )
     return figure
 
 
-def uncertainty_maps(epistemic: np.ndarray, aleatoric: np.ndarray, labels: np.ndarray, *, of: str = "") -> Figure:
-    """The two N × K parts of the predictive variance side by side on one scale, as in Fig. 4(d); `of` what.
+def uncertainty_maps(
+    epistemic: np.ndarray,
+    aleatoric: np.ndarray,
+    labels: np.ndarray,
+    names: tuple[str, ...] | None = None,
+    *,
+    of: str = "",
+) -> Figure:
+    """The two N × K parts of the predictive variance side by side on one scale (Fig. 4(d)); `names` and `of` as above.
 
-    Brightness follows the square root of the variance, so that small variances are seen beside large ones.
+    Brightness follows the square root of the variance, so that small variances are seen beside large ones. It ends at
+    ¼, the most that a label of 0 or 1 can have, which the epistemic part may exceed to first order.
     """
     labels = _check(epistemic, labels, "epistemic")
     _check(aleatoric, labels, "aleatoric")
     if epistemic.shape != aleatoric.shape:
         raise ValueError(f"the two variances must have one shape, got {epistemic.shape} and {aleatoric.shape}.")
     groups = Grouping.of(labels)
-    norm = PowerNorm(0.5, vmin=0.0, vmax=float(max(epistemic.max(), aleatoric.max())) or 1.0)
-    figure = style.new_figure(8.8, 6.6)
+    largest = float(max(epistemic.max(), aleatoric.max())) or 1.0
+    norm = PowerNorm(0.5, vmin=0.0, vmax=min(largest, 0.25))
+    beside = style.names_beside(groups, names)
+    figure = style.new_figure(8.8 + style.room(beside) / 72, 6.6)
     parts = {"Epistemic: what the model does not know": epistemic, "Aleatoric: noise of the labels": aleatoric}
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (title, values) in zip(panels, parts.items(), strict=True):
-        _rows(axes, values[groups.order], groups, style.SEQUENTIAL, norm)
+        first = axes is panels[0]
+        _rows(axes, values[groups.order], groups, style.SEQUENTIAL, norm, names, beside=first)
         style.class_lines(axes, groups, "#cccccc", both=False)
-        rows = "examples, grouped by true class" if axes is panels[0] else ""
-        style.describe(axes, title, "output (class)", rows, bars=("left",))
+        rows = "examples, grouped by true class" if first else ""
+        style.describe(axes, title, "output (class)", rows, ("left",), beside * first)
     if of:
         figure.suptitle(of, fontsize=style.TITLE, x=0.02, ha="left")
     scale = ScalarMappable(norm, style.SEQUENTIAL)
-    style.colour_bar(
-        panels[1], scale, "variance of y, the label as 0 or 1 for each class (to first order: it may exceed ¼)"
-    )
+    beyond = largest > 0.25
+    words = "variance of y, the label as 0 or 1 for each class" + " (▲: above ¼, to first order)" * beyond
+    style.colour_bar(panels[1], scale, words, "max" if beyond else "neither")
     return figure
 
 
@@ -99,12 +115,26 @@ def _title(words: str, of: str) -> str:
     return f"{of}\n{words}" if of else words
 
 
-def _rows(axes: Axes, values: np.ndarray, groups: Grouping, colours: str, norm: Normalize) -> AxesImage:
-    """One row an example, one column an output, with the class bar on the left."""
+def _rows(
+    axes: Axes,
+    values: np.ndarray,
+    groups: Grouping,
+    colours: str,
+    norm: Normalize,
+    names: tuple[str, ...] | None,
+    *,
+    beside: bool = True,
+) -> AxesImage:
+    """One row an example, one column an output, with the class bar on the left, its names only if they are `beside`."""
     image = axes.imshow(values, cmap=colours, aspect="auto", interpolation="nearest", norm=norm)
-    style.class_bar(axes, groups, "left")
+    long = style.names_beside(groups, names)
+    style.class_bar(axes, groups, "left", ("",) * len(long) if long and not beside else names)
     _no_ticks(axes)
-    axes.set_xticks(range(values.shape[1]))
+    columns = range(values.shape[1])
+    if long and len(long) == len(columns):
+        axes.set_xticks(columns, long, rotation=90)
+    else:
+        axes.set_xticks(columns)
     return image
 
 

@@ -69,7 +69,10 @@ def class_colours(count: int) -> ListedColormap:
 
 
 def class_bar(axes: Axes, groups: Grouping, side: str, names: tuple[str, ...] | None = None) -> Axes:
-    """A bar beside the axes (side "left" or "top"), coloured and named by class; `names` are those of 0, 1, …."""
+    """A bar beside the axes (side "left" or "top"), coloured and named by class; `names` are those of 0, 1, ….
+
+    Names that would not fit into the bars are beside the left one alone.
+    """
     colours = class_colours(len(groups.classes))
     vertical = side == "left"
     bounds = (-_BAR - _GAP, 0.0, _BAR, 1.0) if vertical else (0.0, 1.0 + _GAP, 1.0, _BAR)
@@ -80,6 +83,11 @@ def class_bar(axes: Axes, groups: Grouping, side: str, names: tuple[str, ...] | 
     bar.set_xticks([])
     bar.set_yticks([])
     bar.spines[:].set_visible(False)
+    beside = names_beside(groups, names)
+    if beside:
+        for centre, label in zip(groups.centres, groups.classes, strict=True) if vertical else ():
+            bar.text(-0.9, centre, beside[label], ha="right", va="center_baseline", fontsize=TICK)
+        return bar
     for position, (centre, label) in enumerate(zip(groups.centres, groups.classes, strict=True)):
         x, y = (0, centre) if vertical else (centre, 0)
         name = str(label) if names is None else names[label]
@@ -87,6 +95,16 @@ def class_bar(axes: Axes, groups: Grouping, side: str, names: tuple[str, ...] | 
         look = {"fontsize": TICK, "color": _readable_on(colours(position)), "weight": "bold", "rotation": turned}
         bar.text(x, y, name, ha="center", va="center" if turned else "center_baseline", **look)
     return bar
+
+
+def names_beside(groups: Grouping, names: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The names, if they are too long to be written into the bars."""
+    return names if names and len(groups.classes) > 4 and max(map(len, names)) > 3 else ()
+
+
+def room(beside: tuple[str, ...]) -> float:
+    """In points, what names beside a bar take."""
+    return 0.6 * TICK * max(map(len, beside), default=0)
 
 
 def class_lines(axes: Axes, groups: Grouping, colour: str, *, both: bool) -> None:
@@ -109,18 +127,25 @@ def colour_bar(axes: Axes, image: ScalarMappable, label: str, extend: str = "nei
     return bar
 
 
-def legend_below(axes: Axes, columns: int = 4) -> None:
-    """What the lines are, below the axis, where it hides nothing."""
+def legend_below(axes: Axes, columns: int = 4, share: float = 0.13) -> None:
+    """What the lines are, below the axis by a share of its height, where it hides nothing."""
     axes.legend(
-        fontsize=TICK, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=columns, columnspacing=1.2
+        fontsize=TICK, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -share), ncols=columns, columnspacing=1.2
     )
 
 
-def describe(axes: Axes, title: str, xlabel: str = "", ylabel: str = "", bars: tuple[str, ...] = ()) -> None:
-    """Title and axis labels in words, which make room for class bars on the given sides."""
+def describe(
+    axes: Axes,
+    title: str,
+    xlabel: str = "",
+    ylabel: str = "",
+    bars: tuple[str, ...] = (),
+    beside: tuple[str, ...] = (),
+) -> None:
+    """Title and axis labels in words, which make room for class bars on the given sides and for names beside them."""
     axes.set_title(title, fontsize=TITLE, loc="left", pad=30 if "top" in bars else 6)
     axes.set_xlabel(xlabel, fontsize=LABEL)
-    axes.set_ylabel(ylabel, fontsize=LABEL, labelpad=28 if "left" in bars else 4)
+    axes.set_ylabel(ylabel, fontsize=LABEL, labelpad=(28 if "left" in bars else 4) + room(beside))
     axes.tick_params(labelsize=TICK)
 
 

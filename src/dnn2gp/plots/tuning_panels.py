@@ -60,7 +60,7 @@ def fits_and_panels(
     error_label: str = "mean squared error",
     evidence_label: str = "log evidence (nats)",
 ) -> Figure:
-    """Fig. 5: the data with some fits at the left, then the panels of `tuning_panels`.
+    """Fig. 5: the data with some fits at the left, then the panels of `tuning_panels`, all with the same axes.
 
     fits  with their bands of one standard deviation; what they are called goes into the legend of their panel
     """
@@ -69,13 +69,22 @@ def fits_and_panels(
     figure = style.new_figure(_WIDTH * (len(panels) + 1), _HEIGHT)
     axes = figure.subplots(1, len(panels) + 1, squeeze=False)[0]
     _fits(axes[0], x, fits, inputs, targets)
-    _panels(figure, list(axes[1:]), panels, error_label, evidence_label)
+    drawn = _panels(figure, list(axes[1:]), panels, error_label, evidence_label)
+    _same_range([own for own, panel in zip(axes[1:], panels, strict=True) if panel.errors])
+    _same_range([own.right for own in drawn])
     return figure
+
+
+def _same_range(axes: Sequence[Axes]) -> None:
+    """What is larger in one panel than in another is higher."""
+    ends = [each.get_ylim() for each in axes]
+    for each in axes:
+        each.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
 
 
 def _panels(
     figure: Figure, axes: Sequence[Axes], panels: Sequence[Panel], error_label: str, evidence_label: str
-) -> None:
+) -> list[Drawn]:
     """Each panel, with labels at the outer axes alone, and one legend for all."""
     drawn: list[Drawn] = []
     for left, panel in zip(axes, panels, strict=True):
@@ -88,6 +97,7 @@ def _panels(
             label_evidence(own.right, evidence_label * last)
         drawn.append(own)
     legend(figure, max(drawn, key=lambda each: len(each.handles)))
+    return drawn
 
 
 def _fits(axes: Axes, x: np.ndarray, fits: Sequence[Fit], inputs: np.ndarray, targets: np.ndarray) -> None:

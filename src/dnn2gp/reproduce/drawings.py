@@ -67,13 +67,14 @@ def snelson(result: Result) -> Drawings:
 def images(result: Result) -> Drawings:
     """Figs. 4, 7 and 8: kernel, posterior mean and uncertainties of each method."""
     own, labels = result.arrays, result.arrays["labels"]
+    names = tuple(map(str, own["classes"]))
     drawn: Drawings = {}
     for method in (method for method in (LAPLACE, VI) if f"{method}_kernel" in own):
         of = f"{_NAMES[result.figure]}, {WORDS[method]}"
-        drawn[f"{method}-kernel"] = kernel_matrix(own[f"{method}_kernel"], labels, of=of)
-        drawn[f"{method}-posterior-mean"] = posterior_mean(own[f"{method}_posterior_mean"], labels, of=of)
+        drawn[f"{method}-kernel"] = kernel_matrix(own[f"{method}_kernel"], labels, names, of=of)
+        drawn[f"{method}-posterior-mean"] = posterior_mean(own[f"{method}_posterior_mean"], labels, names, of=of)
         drawn[f"{method}-uncertainty"] = uncertainty_maps(
-            own[f"{method}_epistemic"], own[f"{method}_aleatoric"], labels, of=of
+            own[f"{method}_epistemic"], own[f"{method}_aleatoric"], labels, names, of=of
         )
     return drawn
 

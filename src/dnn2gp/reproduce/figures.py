@@ -71,9 +71,10 @@ _ALL = (
     FigureKind(
         "two_d",
         "Fig. 2: a network in the plane becomes a GP",
-        "(a) the network's probabilities, (b) the features of all examples, grouped by class, (c) their kernel, (d) "
-        "the posterior mean of the GP. A and D are the points of each class nearest to the border, B and C the "
-        "farthest. The paper says no more of the data than their number; these are made here.",
+        "(a) the network's probabilities, (b) the features of all examples, grouped by class and within it by the "
+        "posterior mean, (c) their kernel, (d) the posterior mean of the GP; red above 0, blue below. A and D are the "
+        "points of each class nearest to the border, B and C the farthest. The paper says no more of the data than "
+        "their number; these are made here.",
         two_d.TwoDConfig.preset,
         _alone(two_d.run),
         two_d.claims,

@@ -13,8 +13,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
+from safetensors.numpy import save as save_tensors
 
-from dnn2gp.errors import EXPECTED, FileFormatError, InputError, NotAMinimumWarning
+from dnn2gp.errors import EXPECTED, FileFormatError, InputError, NotAMinimumWarning, OtherWorkError
 from dnn2gp.experiments.result import PRESETS, Claim, Result, plain
 from dnn2gp.files import write_bytes, write_text
 from dnn2gp.plots.style import DPI
@@ -148,7 +149,11 @@ def _earlier(config: ReproduceConfig, kind: FigureKind) -> Result | None:
         found = Result.load(folder, kind.name)
         if found.config != plain(own):
             return None
-        return replace(found, claims=_judged(config, kind.claims(found.arrays, own)))
+        claims = _judged(config, kind.claims(found.arrays, own))
+        if claims != found.claims:
+            found = replace(found, claims=claims)
+            found.save_words(folder)
+        return found
     except (FileFormatError, KeyError):  # damaged, or without an array that is asked for now
         return None
 
@@ -160,17 +165,35 @@ def _result(config: ReproduceConfig, kind: FigureKind, console: Console) -> tupl
         return found, True
     work, weights = (config.folder / name for name in ("work", "weights"))
     place = Place(work / kind.name, weights / (kind.network or kind.name), config.resume)
-    begun = place.work.exists() or (kind.network == kind.name and place.weights.exists())
+    begun = place.work.exists() or _has_begun_weights(config, kind)
     with show_progress(), warnings.catch_warnings():
         if config.preset == SMOKE:
             warnings.simplefilter("ignore", NotAMinimumWarning)  # its trainings are cut short
-        result = kind.run(kind.preset(config.preset), place)
+        result = _run(kind, kind.preset(config.preset), place)
     result = replace(result, claims=_judged(config, result.claims), resumed=begun)
+    if result.weights:
+        place.weights.mkdir(parents=True, exist_ok=True)
+        write_bytes(place.weights / "networks.safetensors", save_tensors(result.weights))
     result.save(config.folder / "results")
     shutil.rmtree(place.work, ignore_errors=True)
     with suppress(OSError):  # other figures may have theirs there
         work.rmdir()
     return result, False
+
+
+def _run(kind: FigureKind, own: object, place: Place) -> Result:
+    """What is left of work with other settings (of an older version) is made anew."""
+    try:
+        return kind.run(own, place)
+    except OtherWorkError:
+        shutil.rmtree(place.work)
+        return kind.run(own, place)
+
+
+def _has_begun_weights(config: ReproduceConfig, kind: FigureKind) -> bool:
+    """Whether a network of its own was already trained, in part or whole; that of another figure does not count."""
+    borrowed = (config.folder / "results" / f"{kind.network}.json").exists() and kind.network != kind.name
+    return bool(kind.network) and not borrowed and (config.folder / "weights" / kind.network).exists()
 
 
 def _judged(config: ReproduceConfig, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from dnn2gp.errors import InputError
+from dnn2gp.errors import InputError, OtherWorkError
 from dnn2gp.files import write_text
 
 _FILE = "purpose.json"
@@ -23,7 +23,7 @@ def keep_purpose(folder: Path, purpose: Mapping[str, object], *, resume: bool) -
             )
         before = described.read_text(encoding="utf-8")
         if before != text:
-            raise InputError(
+            raise OtherWorkError(
                 f"{folder} holds another tuning (other {_differing(before, text)}; see {described}). Resume with the "
                 "settings it had, or take another folder."
             )
