@@ -87,7 +87,7 @@ def claims(arrays: dict[str, np.ndarray], config: MoonsConfig) -> tuple[Claim, .
         Claim(
             "label noise (aleatoric) belongs to the boundary",
             "Fig. 9(b): high along the decision boundary",
-            f"{ratio} that elsewhere where 0.4 < p < 0.6: it is p (1 − p), so this must be",
+            f"where 0.4 < p < 0.6: {ratio} that elsewhere, as it must be: it is p (1 − p)",
             None,
         ),
         Claim(
