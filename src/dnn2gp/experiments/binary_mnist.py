@@ -39,7 +39,7 @@ def claims(arrays: dict[str, np.ndarray], config: ImagesConfig) -> tuple[Claim, 
         found.append(
             Claim(
                 "the posterior mean is smaller on digits that were never seen",
-                "Fig. 4(c): not said (here: mean |E f| below)",
+                "Fig. 4(c), as it is drawn (here: mean |E f| below)",
                 f"mean |E f| {outside:.3g} on unseen digits, {inside:.3g} on {digits}",
                 outside < inside,
             )
