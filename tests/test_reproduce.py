@@ -18,8 +18,8 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from dnn2gp.cli import app
-from dnn2gp.experiments import mnist, tune_wine
-from dnn2gp.reproduce import FIGURES
+from dnn2gp.experiments import tune_wine
+from dnn2gp.reproduce import FIGURES, ReproduceConfig, job
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning", "ignore::RuntimeWarning")
 
@@ -125,16 +125,19 @@ def test_work_of_other_settings_is_made_anew(tmp_path):
     assert (out / "results" / "tune_wine.npz").read_bytes() == whole
 
 
-@pytest.mark.parametrize("borrowed", [False, True])
-def test_a_training_that_was_there_is_said(borrowed, tmp_path):
-    """The time of `ood` is a part of it where its own training had begun, not where it has the network of `mnist`."""
-    out = tmp_path / "smoke"
-    mnist.run(mnist.preset("smoke"), out / "weights" / "mnist")
-    if borrowed:
-        assert reproduce("mnist", "--preset", "smoke", "--out", str(tmp_path), "--resume").exit_code == 0
-        assert json.loads((out / "results" / "mnist.json").read_text())["resumed"] is True
-    assert reproduce("ood", "--preset", "smoke", "--out", str(tmp_path), "--resume").exit_code == 0
-    assert json.loads((out / "results" / "ood.json").read_text())["resumed"] is not borrowed
+def test_trainings_that_were_there(tmp_path):
+    """Where its own training had begun, a figure's time is a part of it; the network of another figure is no such."""
+    config = ReproduceConfig(("all",), "smoke", tmp_path, resume=True)
+
+    def begun() -> dict[str, bool]:
+        return {name: job._has_begun_weights(config, FIGURES[name]) for name in ("mnist", "ood", "cifar", "moons")}
+
+    assert not any(begun().values())
+    (config.folder / "weights" / "mnist").mkdir(parents=True)
+    assert begun() == {"mnist": True, "ood": True, "cifar": False, "moons": False}
+    (config.folder / "results").mkdir()
+    (config.folder / "results" / "mnist.json").write_text("{}")
+    assert begun() == {"mnist": True, "ood": False, "cifar": False, "moons": False}
 
 
 def test_a_bug_in_one_figure_leaves_the_others(tmp_path, monkeypatch):
