@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from dnn2gp.plots import style
 
@@ -56,7 +57,9 @@ def band_panels(
         for each in (axes, lower):
             each.spines[["top", "right"]].set_visible(False)
         style.legend_below(lower, share=0.22)
+        lower.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         lower.yaxis.set_major_formatter("{x:g}")
+        lower.yaxis.set_minor_formatter(NullFormatter())
     return figure
 
 
