@@ -77,7 +77,7 @@ def test_a_trained_network_is_trusted_in_words():
     report = diagnose(convert(network, (x, y), GaussianLikelihood(0.1), 0.1))
     assert report.verdict == "good", str(report)
     assert report.trustworthy
-    assert str(report).startswith("This GP can be trusted")
+    assert str(report).startswith("The approximations of this GP hold")
     assert "→" not in str(report)  # nothing to do
 
 

@@ -81,7 +81,7 @@ class Diagnosis:
     def __str__(self) -> str:
         """The report."""
         verdict = {
-            _GOOD: "This GP can be trusted: the network is at a minimum and the approximations hold.",
+            _GOOD: "The approximations of this GP hold: the network is at a minimum. (Of the prior this says nothing.)",
             _CAUTION: "This GP can be used with care: see the points marked [caution].",
             _BAD: "Do not trust this GP yet: see the points marked [bad] and what to do about them.",
         }[self.verdict]

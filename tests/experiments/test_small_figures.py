@@ -79,7 +79,7 @@ def test_uncertainty_of_the_plane_is_judged_along_the_border():
     noise, claim, _ = moons.claims(arrays, moons.MoonsConfig())
     assert noise.holds is None  # it cannot be otherwise
     ratio = np.mean(rim) / np.mean(middle)
-    assert f"at the rim of the plane {ratio:.3g} times that among the data" in claim.measured
+    assert f"the rim of the plane beside the data: {ratio:.3g} times" in claim.measured
     assert claim.holds is bool(ratio > 1)
     empty = moons.claims({**arrays, "mean": np.full((5, 6), 0.9)}, moons.MoonsConfig())
     assert [own.holds for own in empty] == [None] * 3

@@ -5,6 +5,7 @@ From OpenML if the file is not there.
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -111,8 +112,8 @@ def _read(path: Path, source: Source) -> list[np.ndarray]:
             arrays = [file[key] for key in _KEYS]
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise FileFormatError(
-            f"{path} is not a whole set of images ({error}). Delete it, and it is downloaded anew; or put an npz file "
-            f"with the arrays {', '.join(_KEYS)} there."
+            f"{path} is not a whole set of images ({_reason(error)}). Delete it, and it is downloaded anew; or "
+            f"put an npz file with the arrays {', '.join(_KEYS)} there."
         ) from error
     for key, array in zip(_KEYS, arrays, strict=True):
         shape = source.shape if key.startswith("x") else ()
@@ -124,19 +125,26 @@ def _read(path: Path, source: Source) -> list[np.ndarray]:
     return arrays
 
 
+def _reason(error: Exception) -> str:
+    """What numpy says, but for its advice to unpickle."""
+    return "it is no npz file" if "pickle" in str(error) else str(error)
+
+
 def _download(name: str) -> Path:
     """From OpenML into the cache: the training images come first there, then the test images."""
     source, target = SOURCES[name], cache_folder() / f"{name}.npz"
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with waiting(f"downloading {name} from OpenML"), TemporaryDirectory() as once:
+        with waiting(f"downloading {name} from OpenML"), TemporaryDirectory() as once, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of attempts that failed; the last one is told of below
             pixels, classes = fetch_openml(
                 source.openml, version=1, data_home=once, return_X_y=True, as_frame=False, parser="liac-arff"
             )
     except Exception as error:  # of the network, of many kinds
         raise InputError(
             f"{name}: not in {target.parent}, and the download from OpenML failed ({error}). Put {name}.npz with the "
-            f"uint8 arrays {', '.join(_KEYS)} there, or set {VARIABLE} to the folder that has it."
+            f"uint8 arrays {', '.join(_KEYS)} (images N × {' × '.join(map(str, source.shape))}, labels N) there, or "
+            f"set {VARIABLE} to the folder that has it."
         ) from error
     images, labels = _arranged(pixels, source).astype(np.uint8), classes.astype(np.uint8)
     if len(images) != source.num_train + source.num_test:

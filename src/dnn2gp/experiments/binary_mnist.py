@@ -39,8 +39,8 @@ def claims(arrays: dict[str, np.ndarray], config: ImagesConfig) -> tuple[Claim, 
         found.append(
             Claim(
                 "the posterior mean is smaller on digits that were never seen",
-                "Fig. 4(c), as it is drawn (here: mean |E f| below)",
-                f"mean |E f| {outside:.3g} on unseen digits, {inside:.3g} on {digits}",
+                "Fig. 4(c), as it is drawn (here: mean |J μ| below)",
+                f"mean |J μ| {outside:.3g} on unseen digits, {inside:.3g} on {digits}",
                 outside < inside,
             )
         )

@@ -87,13 +87,13 @@ def claims(arrays: dict[str, np.ndarray], config: MoonsConfig) -> tuple[Claim, .
         Claim(
             "label noise (aleatoric) belongs to the boundary",
             "Fig. 9(b): high along the decision boundary",
-            f"where 0.4 < p < 0.6: {ratio} that elsewhere, as it must be: it is p (1 − p)",
+            f"where 0.4 < p < 0.6 beside elsewhere: {ratio}, as it must be: it is p (1 − p)",
             None,
         ),
         Claim(
             "model uncertainty (epistemic) grows away from the data along the boundary",
             "Fig. 9(c): grows away from the data",
-            f"where 0.4 < p < 0.6: at the rim of the plane {_times(there, here, '.3g')} that among the data; it is "
+            f"where 0.4 < p < 0.6, the rim of the plane beside the data: {_times(there, here, '.3g')}; it is "
             f"(p (1 − p))² times the variance of f, so it vanishes off the boundary (medians: at the rim "
             f"{everywhere:.2g} times that at the data)",
             bool(there.mean() > here.mean()) if len(there) and len(here) else None,
@@ -109,9 +109,7 @@ def claims(arrays: dict[str, np.ndarray], config: MoonsConfig) -> tuple[Claim, .
 
 def _times(one: np.ndarray, other: np.ndarray, form: str) -> str:
     """How many times the mean of some points is that of others, if there are any."""
-    return (
-        f"{one.mean() / other.mean():{form}} times" if len(one) and len(other) else "no points there to be held against"
-    )
+    return f"{one.mean() / other.mean():{form}} times" if len(one) and len(other) else "no such points"
 
 
 def _rim(values: np.ndarray) -> np.ndarray:

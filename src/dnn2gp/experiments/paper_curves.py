@@ -38,7 +38,7 @@ def evidence_claim(
     said = f"{sum(delta > 0.99 * start for delta in paper.deltas)} values (here: each within {100 * bar:g} %)"
     if not judged.any():
         return Claim(words, said, _NONE, None)
-    text = f"at most {gaps[judged].max():.2%} off at {judged.sum()} of them"
+    text = f"the {judged.sum()} that were looked at are off by at most {gaps[judged].max():.2%}"
     text += f" (below δ = {start:g} up to {gaps[~judged].max():.1%})" if not judged.all() else ""
     return Claim(words, said, text, bool(gaps[judged].max() < bar) if theirs_too else None)
 
@@ -51,7 +51,8 @@ def error_claim(words: str, own: np.ndarray, deltas: np.ndarray, paper: PaperCur
         return Claim(words, said, _NONE, None)
     off = np.abs(own[ours] - np.array(paper.test_error)[theirs])
     gaps, shares = off / np.array(paper.test_stderr)[theirs], off / np.array(paper.test_error)[theirs]
-    text = f"at most {gaps.max():.1f} standard errors, or {shares.max():.1%}, off at {len(ours)} of them"
+    text = f"the {len(ours)} that were looked at are off by at most {gaps.max():.1f} standard errors, or "
+    text += f"{shares.max():.1%}"
     return Claim(words, said, text, bool(gaps.max() < 2) if theirs_too else None)
 
 

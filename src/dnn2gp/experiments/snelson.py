@@ -219,7 +219,7 @@ def _claims(panel: str, arrays: dict[str, np.ndarray], config: SnelsonConfig) ->
         holds = min(shares.values()) == 1.0
         what = f"{panel.upper() if panel == 'vi' else 'Laplace'}: DNN2GP's band is the widest {words}"
         if narrow.any():
-            text += f"; not than GP-RBF's at x = {_intervals(x, narrow)}"
+            text += f". Narrower than GP-RBF's at x = {_intervals(x, narrow)}"
         why = "" if holds else _why(panel, arrays, config, where)
         found.append(Claim(what, "Fig. 3: larger wherever data are missing", text + why, holds))
     return found
@@ -232,11 +232,14 @@ def _why(panel: str, arrays: dict[str, np.ndarray], config: SnelsonConfig, where
         samples = ", ".join(f"{share:.0%}" for share in wider.mean(1))
         same = arrays["vi_same_prior_std"][where]
         shares = [float((same > arrays[f"vi_{name}_std"][where]).mean()) for name in (SAMPLED, RBF_GP)]
-        words = f"; than GP-RBF's at {len(wider)} samples of q, the one that is drawn first: {samples}"
-        return f"{words}; with the training's δ = {config.vi_prior_precision:g} at {shares[0]:.0%} and {shares[1]:.0%}"
+        words = (
+            f". The GPs of {len(wider)} samples of q, of which the first is drawn, are wider than GP-RBF at {samples}"
+        )
+        same_words = f"wider than DNN's at {shares[0]:.0%}, than GP-RBF's at {shares[1]:.0%}"
+        return f"{words}. With the training's δ = {config.vi_prior_precision:g}: {same_words}"
     wider = arrays["minima_std"][:, where] > arrays[f"{panel}_{RBF_GP}_std"][where]
     shares = ", ".join(f"{share:.0%}" for share in wider.mean(1)[np.argsort(arrays["minima_loss"])])
-    return f"; than GP-RBF's at the {len(wider)} minima found, the best first: {shares}"
+    return f". At the {len(wider)} minima found, the best first, wider than GP-RBF's at {shares}"
 
 
 def _intervals(x: np.ndarray, chosen: np.ndarray) -> str:

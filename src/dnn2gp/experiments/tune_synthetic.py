@@ -196,7 +196,7 @@ def _laplace_claims(arrays: dict[str, np.ndarray]) -> list[Claim]:
         Claim(
             "Laplace: the largest evidence",
             f"at δ = {SYNTHETIC.deltas[peak]:.2f} (here: within one grid step, a factor of 1.58)",
-            f"at δ = {delta[best]:.2f}, on {arrays['source']}",
+            f"at δ = {delta[best]:.2f} ({arrays['source']})",
             bool(abs(np.log10(delta[best] / SYNTHETIC.deltas[peak])) < 0.201) if theirs_too else None,
         ),
         Claim(

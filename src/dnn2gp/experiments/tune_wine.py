@@ -111,7 +111,7 @@ def claims(arrays: dict[str, np.ndarray], config: TuneWineConfig) -> tuple[Claim
         Claim(
             "δ: the largest evidence",
             f"at δ = {peak:.3g} (here: within one grid step)",
-            f"at δ = {chosen:.3g} ({written(evidence[stars.evidence], '.1f')} nats), on {arrays['source']}",
+            f"at δ = {chosen:.3g} ({written(evidence[stars.evidence], '.1f')} nats; {arrays['source']})",
             bool(abs(np.log(chosen / peak)) < 1.01 * np.log(step)) if theirs_too else None,
         ),
         evidence_claim("δ: the evidence along it", evidence, deltas, WINE, 0.02, theirs_too),

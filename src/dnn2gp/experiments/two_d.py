@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dnn2gp.convert import convert
 from dnn2gp.datasets import bent_clouds
-from dnn2gp.experiments.result import Claim, Result, check_preset, plain
+from dnn2gp.experiments.result import Claim, Result, check_preset, plain, written
 from dnn2gp.experiments.small import flat_weights, sides, train_best
 from dnn2gp.likelihoods import BernoulliLikelihood
 from dnn2gp.nets import mlp
@@ -86,7 +86,7 @@ def claims(arrays: dict[str, np.ndarray], config: TwoDConfig) -> tuple[Claim, ..
     """The GP's posterior mean parts the classes, and border points stay border points."""
     mean, labels, points = arrays["posterior_mean"], arrays["labels"], arrays["points"]
     order = np.argsort(mean)
-    split = max(float(((mean > cut) == (labels == 1)).mean()) for cut in mean[order])
+    split, cut = max((float(((mean > cut) == (labels == 1)).mean()), float(cut)) for cut in mean[order])
     share = {}
     for name, place in zip(POINTS, points, strict=True):
         own = labels == labels[place]
@@ -96,13 +96,14 @@ def claims(arrays: dict[str, np.ndarray], config: TwoDConfig) -> tuple[Claim, ..
         Claim(
             "the posterior mean of the GP parts the two classes",
             "Fig. 2(d): a clear separation",
-            f"one threshold puts {split:.0%} of the points on the right side",
+            f"one threshold, at {written(cut, '.2g')}, puts {split:.0%} of the points on the right side",
             split >= 0.95,
         ),
         Claim(
             "border points A and D are at the border of the posterior mean too",
             "Fig. 2: A and D are at the boundary in (a) and in (d)",
-            f"{share['A']:.0%} and {share['D']:.0%} of their classes lie farther from the border",
+            f"in the order of the posterior mean, {share['A']:.0%} and {share['D']:.0%} of their classes lie farther "
+            "out",
             min(share["A"], share["D"]) >= 0.8,
         ),
     )

@@ -12,6 +12,9 @@ from matplotlib.image import AxesImage
 from dnn2gp.plots import style
 from dnn2gp.plots.style import Grouping
 
+# Entries below 0 of this share of the scale are not to be seen.
+_SLIGHT = 0.02
+
 
 def kernel_matrix(
     kernel: np.ndarray, labels: np.ndarray, names: tuple[str, ...] | None = None, *, of: str = ""
@@ -40,7 +43,11 @@ def kernel_matrix(
     style.class_lines(axes, groups, "#888888", both=True)
     beyond = (bool((values < -limit).any()), bool((values > limit).any()))
     extend = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
-    style.colour_bar(axes, image, "tr κ(x, x′), the kernel summed over the outputs (▲: beyond the scale)", extend)
+    scale = style.colour_bar(
+        axes, image, "tr κ(x, x′), the kernel summed over the outputs (▲: beyond the scale)", extend
+    )
+    if values.min() > -_SLIGHT * limit:  # no blue to tell of
+        scale.ax.set_ylim(min(0.0, float(values.min())), limit)
     title = _title("Kernel: which examples are alike to the network", of)
     style.describe(axes, title, "the same examples", "examples, grouped by class", ("left", "top"), beside)
     _no_ticks(axes)
@@ -60,10 +67,10 @@ def posterior_mean(
     axes = figure.add_subplot()
     image = _rows(axes, values, groups, style.DIVERGING, Normalize(-limit, limit), names)
     style.class_lines(axes, groups, "#888888", both=False)
-    style.colour_bar(axes, image, "E[f(x) | data]")
+    style.colour_bar(axes, image, "J(x) μ")
     style.describe(
         axes,
-        _title("Posterior mean of the GP, before the link", of),
+        _title("Posterior mean J μ of the GP (not the network's output)", of),
         "output (class)",
         "examples, grouped by true class",
         ("left",),

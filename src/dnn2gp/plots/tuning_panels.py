@@ -113,7 +113,7 @@ def _fits(axes: Axes, x: np.ndarray, fits: Sequence[Fit], inputs: np.ndarray, ta
         for edge in (low, high):
             axes.plot(x, edge, color=colour, linewidth=0.7, linestyle=dashes)
         axes.plot(x, fit.mean, color=colour, linewidth=1.8, linestyle=dashes, label=fit.name, zorder=4)
-    style.describe(axes, "Model fits, ± 1 standard deviation of y", "x", "y")
+    style.describe(axes, "Laplace: fits ± 1 standard deviation of y", "x", "y")
     axes.set_xlim(float(x[0]), float(x[-1]))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=style.TICK, frameon=True, edgecolor="none", loc="lower left")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from dnn2gp.plots import style
 
@@ -20,17 +21,17 @@ def widths(
     limit: tuple[np.ndarray, np.ndarray],
     data: tuple[np.ndarray, np.ndarray],
 ) -> Figure:
-    """Left how far the kernels are from their limits, right the GPs of three widths.
+    """Left how far the kernels are from their limits, right the GPs of up to three widths.
 
     counts       W widths; errors by name, W × repeats
     means, stds  W × repeats × len(x): of the first repeat two widths are drawn, the smallest and one in the middle
     limit        mean and standard deviation of the infinite one
     """
-    figure = style.new_figure(13.2, 4.3)
-    panels = figure.subplots(1, 4, width_ratios=[1.25, 1, 1, 1])
+    shown = sorted({0, len(counts) // 2, len(counts) - 1})
+    figure = style.new_figure(3.9 + 3.1 * len(shown), 4.3)
+    panels = figure.subplots(1, 1 + len(shown), width_ratios=[1.25, *(1 for _ in shown)])
     low, high = float(np.min(limit[0] - 2.6 * limit[1])), float(np.max(limit[0] + 2.6 * limit[1]))
     _errors(panels[0], counts, errors)
-    shown = [0, len(counts) // 2, len(counts) - 1]
     for axes, place in zip(panels[1:], shown, strict=True):
         _band(axes, x, *limit, "#222222", "infinitely many units", 0.1)
         _band(axes, x, means[place, 0], stds[place, 0], "#c44e52", f"{counts[place]:,} units", 0.2)
@@ -50,6 +51,7 @@ def _errors(axes: Axes, counts: np.ndarray, errors: dict[str, np.ndarray]) -> No
     first = max(values.mean(1)[0] for values in errors.values())
     axes.plot(counts, 1.3 * first * np.sqrt(counts[0] / counts), "--", color="#888888", label="∝ 1/√width")
     axes.set(xscale="log", yscale="log")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.legend(fontsize=style.TICK, frameon=False, title="kernel of", title_fontsize=style.TICK)
     style.describe(axes, "Towards the infinite network", "hidden units", "‖κ − κ∞‖ / ‖κ∞‖")
     axes.spines[["top", "right"]].set_visible(False)

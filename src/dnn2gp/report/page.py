@@ -60,7 +60,7 @@ def _header(
     since = ", some of it only since it was resumed" if any(section.resumed for section in sections) else ""
     facts = {
         "preset": preset,
-        "time": markup.duration(total_seconds) + since,
+        "time to compute": markup.duration(total_seconds) + since,
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
     listed = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
@@ -119,7 +119,7 @@ def _section(section: Section, anchor: str, known: dict[Examples, str]) -> str:
     if section.config:
         parts.append(f"<details><summary>Settings</summary>{markup.settings_table(section.config)}</details>")
     since = " since it was resumed" if section.resumed else ""
-    parts.append(f'<p class="time">Time: {markup.duration(section.seconds)}{since}</p>')
+    parts.append(f'<p class="time">Time to compute: {markup.duration(section.seconds)}{since}</p>')
     return f'<section id="{anchor}">{"".join(parts)}</section>'
 
 

@@ -116,8 +116,9 @@ def moons(result: Result) -> Drawings:
         "Mean: probability of a class": own["mean"],
         "Aleatoric: noise of the labels": own["aleatoric"],
         "Epistemic: what the model does not know": own["epistemic"],
+        "The variance of f in it": own["latent"],
     }
-    words = ("p(y = 1)", "variance of y given f", "first-order variance of y (may exceed ¼)")
+    words = ("p(y = 1)", "variance of y given f", "(p (1 − p))² var f (to first order)", "var f")
     scales: dict[str, str] = dict(zip(maps, words, strict=True))
     return {"": plane_maps(own["x"], own["y"], maps, own["inputs"], own["labels"], scales=scales)}
 

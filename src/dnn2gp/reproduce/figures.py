@@ -72,9 +72,10 @@ _ALL = (
         "two_d",
         "Fig. 2: a network in the plane becomes a GP",
         "(a) the network's probabilities, (b) the features of all examples, grouped by class and within it by the "
-        "posterior mean, (c) their kernel, (d) the posterior mean of the GP; red above 0, blue below. A and D are the "
-        "points of each class nearest to the border, B and C the farthest. The paper says no more of the data than "
-        "their number; these are made here.",
+        "posterior mean, (c) their kernel, (d) the posterior mean J μ of the GP, which is not the network's output: "
+        "f − J w is missing from it; red above 0, blue below. A and D are the points of each class nearest to the "
+        "border of the network, B and C the farthest from it. The paper says no more of the data than their number; "
+        "these are made here.",
         two_d.TwoDConfig.preset,
         _alone(two_d.run),
         two_d.claims,
@@ -95,7 +96,8 @@ _ALL = (
         "mnist",
         "Figs. 4(a) and 7: LeNet-5 on MNIST",
         "Some training images of each digit. Kernel: tr J Jᵀ for Laplace, tr J Σ Jᵀ with the covariance Σ of q for VI. "
-        "Posterior mean: J μ. δ is that of the summed loss, N times the weight decay; the posterior is diagonal.",
+        "Posterior mean: J μ, which is not the network's output: f − J w is missing from it. δ is that of the summed "
+        "loss, N times the weight decay; the posterior is diagonal.",
         mnist.preset,
         _on_images(mnist.run),
         mnist.claims,
@@ -150,7 +152,8 @@ _ALL = (
         "Fig. 9: two kinds of uncertainty over the plane",
         "Label noise (aleatoric) belongs to the border of the classes; what the model does not know (epistemic) grows "
         "along the border, away from the data. Both are variances of a label of 0 or 1, the second to first order, "
-        "(p (1 − p))² times the variance of f: it may exceed ¼. The line is p = ½.",
+        "(p (1 − p))² times the variance of f, which is drawn at the right: far from the data it is far beyond ¼, the "
+        "most that such a label can have, and it vanishes where the network is sure. The line is p = ½.",
         moons.MoonsConfig.preset,
         _alone(moons.run),
         moons.claims,

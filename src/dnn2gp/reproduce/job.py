@@ -19,7 +19,7 @@ from dnn2gp.errors import EXPECTED, FileFormatError, InputError, NotAMinimumWarn
 from dnn2gp.experiments.result import PRESETS, Claim, Result, plain
 from dnn2gp.files import write_bytes, write_text
 from dnn2gp.plots.style import DPI
-from dnn2gp.progress import show_progress
+from dnn2gp.progress import show_progress, waiting
 from dnn2gp.report import Section, html
 from dnn2gp.reproduce.figures import FIGURES, FigureKind, Place
 
@@ -77,18 +77,21 @@ def run(config: ReproduceConfig, console: Console | None = None) -> Outcome:
         console.print(f"[{position}/{len(kinds)}] {kind.name}: {kind.title}", highlight=False, markup=False)
         try:
             result, again = _result(config, kind, console)
-            sections[kind.name] = _section(config, kind, result)
+            with show_progress(), waiting(f"drawing {kind.name}"):
+                sections[kind.name] = _section(config, kind, result)
         except Exception as error:
             failures[kind.name] = str(error) or type(error).__name__
             if not isinstance(error, EXPECTED):
                 console.print_exception()
-            console.print(f"    not there: {failures[kind.name]}", style="red", highlight=False, markup=False)
+            console.print(f"    not made: {failures[kind.name]}", style="red", highlight=False, markup=False)
             continue
         results[kind.name] = result
         console.print(f"    {_line(result, again)}", highlight=False, markup=False)
     report = config.folder / REPORT
     _write(config, report, sections, results, failures)
-    if sections:
+    if config.preset == SMOKE:
+        console.print(_SMALL, highlight=False)
+    elif sections:
         console.print(_table(list(sections.values())))
     console.print(f"The report: {report}", highlight=False)
     return Outcome(results, failures, report)
@@ -244,7 +247,7 @@ def _line(result: Result, again: bool) -> str:
 
 def _table(sections: Sequence[Section]) -> Table:
     """What was measured; what the paper says of it is in the report."""
-    table = Table(title="What was measured")
+    table = Table(title="What was measured", caption="–: not judged, as the paper says nothing or no number of it")
     for name in ("figure", "what", "measured", "as the paper says"):
         table.add_column(name, overflow="fold")
     for section in sections:

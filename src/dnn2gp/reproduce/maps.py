@@ -9,6 +9,10 @@ from dnn2gp.experiments.result import Result
 from dnn2gp.report import Examples, InteractiveMap
 
 _KERNEL = "tr κ(x, x′)"
+_MEAN = (
+    "Each row is an example, each column an output of the network. J μ is not what the network puts out: f − J w is "
+    "missing from it."
+)
 
 
 def images(result: Result) -> tuple[InteractiveMap, ...]:
@@ -23,8 +27,8 @@ def images(result: Result) -> tuple[InteractiveMap, ...]:
                 values=own[f"{method}_posterior_mean"],
                 columns=outputs,
                 examples=examples,
-                scale="E[f(x) | data]",
-                description="Each row is an example, each column an output of the network.",
+                scale="J(x) μ",
+                description=_MEAN,
             )
         )
     return tuple(found)
