@@ -138,7 +138,7 @@ def test_report_is_one_file_with_everything(finished: tuple[Path, str]) -> None:
         "Chosen: width",
         "test RMSE",
         "held out",
-        "This GP can",
+        "The approximations of this GP hold",
         "load_table_model",
         "8 rows, drawn at random",
     ):
