@@ -59,6 +59,10 @@ def test_images(digits: Path) -> None:
     (digits / "mnist.npz").write_bytes((digits / "mnist.npz").read_bytes()[:1000])
     with pytest.raises(FileFormatError, match="not a whole set of images"):
         load_images("mnist")
+    (digits / "mnist.npz").write_bytes(b"no archive at all")
+    with pytest.raises(FileFormatError, match="it is no npz file") as caught:
+        load_images("mnist")
+    assert "pickle" not in str(caught.value)  # numpy's advice
     np.savez(digits / "mnist.npz", **{key: np.zeros((2, 3)) for key in ("x_train", "y_train", "x_test", "y_test")})
     with pytest.raises(FileFormatError, match="expected x_train as uint8"):
         load_images("mnist")

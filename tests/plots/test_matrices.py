@@ -79,6 +79,15 @@ def test_kernel_scale_is_centred_and_not_set_by_one_entry() -> None:
     assert limits(figure.axes[0]) == (-1.0, 1.0)
 
 
+@pytest.mark.parametrize(("least", "low"), [(0.5, 0.0), (-0.01, -0.01), (-0.5, -1.0)])
+def test_scale_shows_the_blue_that_there_is(least: float, low: float) -> None:
+    kernel = np.ones((20, 20))
+    kernel[0, 1] = kernel[1, 0] = least
+    axes = kernel_matrix(kernel, np.zeros(20, dtype=int)).axes[0]
+    (scale,) = [bar for bar in axes.child_axes if bar.get_ylabel()]
+    assert scale.get_ylim() == (low, 1.0)
+
+
 def test_mean_is_grouped_and_centred_at_zero(values: np.ndarray) -> None:
     axes = posterior_mean(values, LABELS).axes[0]
     assert np.array_equal(image(axes), values[ORDER])
