@@ -7,7 +7,7 @@ from torch import Tensor
 from benchmarks.case import OURS, Implementation, Run
 from benchmarks.problem import Problem
 from dnn2gp.likelihoods import CategoricalLikelihood
-from dnn2gp.structures import Diagonal
+from dnn2gp.weights.structures import Diagonal
 
 
 def implementation(problem: Problem, compute: Run, name: str = OURS, operations: float | None = None) -> Implementation:

@@ -14,7 +14,7 @@ from benchmarks.networks import random_inputs, random_labels
 from dnn2gp import CategoricalLikelihood
 from dnn2gp.features import NetworkFeatures
 from dnn2gp.network import Network
-from dnn2gp.structures import Diagonal
+from dnn2gp.weights.structures import Diagonal
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 

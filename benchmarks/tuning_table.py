@@ -26,11 +26,11 @@ from sklearn.datasets import load_diabetes, make_friedman1, make_friedman3
 from torch import Tensor, nn
 
 from dnn2gp import GaussianLikelihood
-from dnn2gp.datasets import wine_splits
-from dnn2gp.ensemble import Ensemble, initial_weights
-from dnn2gp.files import write_text
-from dnn2gp.minimise import minimise
-from dnn2gp.nets import mlp
+from dnn2gp.network.mlp import mlp
+from dnn2gp.paper.datasets import wine_splits
+from dnn2gp.support.files import write_text
+from dnn2gp.tune.ensemble import Ensemble, initial_weights
+from dnn2gp.tune.minimise import minimise
 from dnn2gp.tune.restarts import fit_restarts
 
 WIDTH, STARTS, FOLDS, STEPS = 20, 4, 5, 60

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dnn2gp import GaussianLikelihood, GaussianProcess, convert
-from dnn2gp.errors import NotAMinimumWarning
+from dnn2gp.support.errors import NotAMinimumWarning
 
 SIGMA = 0.05  # the noise of an evaluation
 DELTA = 0.2  # the prior precision δ

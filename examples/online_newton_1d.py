@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dnn2gp import VOGN, GaussianLikelihood, Recorder
+from dnn2gp import VOGN, GaussianLikelihood
+from dnn2gp.optim import Recorder
 from dnn2gp.plots import posterior_animation, posterior_strip
 
 SIGMA = 0.15  # the noise that the data is made with, and that the likelihood is told

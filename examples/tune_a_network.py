@@ -17,7 +17,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from dnn2gp import GaussianLikelihood, TuningResult, tune
+from dnn2gp import GaussianLikelihood, tune
+from dnn2gp.evidence import TuningResult
 
 NOISE = 0.3  # what the evidence has to find
 

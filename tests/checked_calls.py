@@ -26,7 +26,7 @@ def install(package: str) -> None:
     """Check what is imported of the package from now on."""
     jaxtyping.jaxtyped = _first_calls  # the hook decorates with jaxtyping.jaxtyped(typechecker=...)
     jaxtyping.install_import_hook(package, "beartype.beartype")
-    errors = import_module(f"{package}.errors")
+    errors = import_module(f"{package}.support.errors")
     errors._OURS = (*errors._OURS, __name__)  # warnings look for the user's line beyond what wraps a function
 
 

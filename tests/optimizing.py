@@ -7,11 +7,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from dnn2gp import (
-    VOGN,
-    GaussianLikelihood,
-)
-from dnn2gp.optimizers import OnlineNewtonOptimizer
+from dnn2gp import VOGN, GaussianLikelihood
+from dnn2gp.optim.optimizers import OnlineNewtonOptimizer
 
 from problems import problem
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import dnn2gp  # noqa: E402
-from dnn2gp.inputs import map_inputs  # noqa: E402
+from dnn2gp.network.inputs import map_inputs  # noqa: E402
 
 from zoo import ZOO, brute_force_gp, specimen  # noqa: E402
 
@@ -36,7 +36,7 @@ def gaps(name: str, dtype: str) -> dict[str, float]:
     module = copy.deepcopy(case.module).to(kind)
     inputs, test_inputs = map_inputs(cast, case.inputs), map_inputs(cast, case.test_inputs)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dnn2gp.errors.NotAMinimumWarning)
+        warnings.simplefilter("ignore", dnn2gp.support.errors.NotAMinimumWarning)
         gp = dnn2gp.convert(module, (inputs, cast(case.targets)), case.entry.likelihood, DELTA)
     found = {
         "Jacobian": gp.features.jacobian(gp.network.check_inputs(test_inputs)),

@@ -9,7 +9,7 @@ from benchmarks.case import OURS, Case, Implementation, Run, Settings
 from benchmarks.cases.common import VMAP, lenet_problem
 from benchmarks.peers import vmap_jacrev
 from benchmarks.problem import Problem
-from dnn2gp.structures import Diagonal
+from dnn2gp.weights.structures import Diagonal
 
 LAPLACE_BACKPACK, LAPLACE_DEFAULT = "laplace-torch, BackPACK backend", "laplace-torch, default backend"
 LAPLACE_BATCHES = "laplace-torch, default backend, batches of {}"

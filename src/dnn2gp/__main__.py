@@ -1,5 +1,5 @@
 """python -m dnn2gp: the command line."""
 
-from dnn2gp.cli import main
+from dnn2gp.apps.cli import main
 
 main()

@@ -14,12 +14,12 @@ import pytest
 from browser import hand
 from browser.hand import box, panel, show, sort, wait
 from PIL import Image
-from report.made import CLASSES, OUTPUTS, examples, kernel_map, mean_map, section
+from plots.report.made import CLASSES, OUTPUTS, examples, kernel_map, mean_map, section
 from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
 
-from dnn2gp.report import InteractiveMap, html
-from dnn2gp.report.orders import NAMES, orders
+from dnn2gp.plots.report import InteractiveMap, html
+from dnn2gp.plots.report.orders import NAMES, orders
 
 pytestmark = pytest.mark.browser
 

@@ -13,7 +13,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from typer.testing import CliRunner
 
-from dnn2gp.cli import app
+from dnn2gp.apps.cli import app
 
 pytestmark = pytest.mark.browser
 KERNEL, MEAN = "section-binary-mnist-map-0", "section-binary-mnist-map-1"

@@ -15,7 +15,7 @@ from dnn2gp.features import (
     StackedFeatures,
 )
 from dnn2gp.network import Network
-from dnn2gp.structures import Dense, Diagonal
+from dnn2gp.weights.structures import Dense, Diagonal
 
 from problems import problem
 from reference import brute_force

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dnn2gp.errors import NotPositiveDefiniteError
 from dnn2gp.features import KroneckerFactors, LayerwiseFeatures
 from dnn2gp.network import Network
-from dnn2gp.structures import BlockDiagonal, Dense, Diagonal, Kronecker, Structure
-from dnn2gp.structures.kronecker import KroneckerBlock
+from dnn2gp.support.errors import NotPositiveDefiniteError
+from dnn2gp.weights.structures import BlockDiagonal, Dense, Diagonal, Kronecker, Structure
+from dnn2gp.weights.structures.kronecker import KroneckerBlock
 
 from problems import problem
 from reference import brute_force

@@ -10,7 +10,7 @@ from torch import nn
 
 from dnn2gp.features import LayerwiseFeatures
 from dnn2gp.network import Network
-from dnn2gp.structures import Diagonal
+from dnn2gp.weights.structures import Diagonal
 
 torch.manual_seed(0)
 torch.set_num_threads(1)

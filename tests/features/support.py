@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dnn2gp.errors import FallbackWarning, MemoryBudgetError
 from dnn2gp.features import FactoredJacobian, LayerwiseFeatures
 from dnn2gp.network import Network
-from dnn2gp.structures import Diagonal
+from dnn2gp.support.errors import FallbackWarning, MemoryBudgetError
+from dnn2gp.weights.structures import Diagonal
 
 from reference import brute_force
 

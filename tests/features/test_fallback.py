@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from dnn2gp.errors import NetworkError
 from dnn2gp.features import FactoredJacobian
+from dnn2gp.support.errors import NetworkError
 
 
 class Net(nn.Module):

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
-from dnn2gp.errors import NetworkError
 from dnn2gp.features import LayerwiseFeatures
 from dnn2gp.network import Network
-from dnn2gp.structures import Diagonal
+from dnn2gp.support.errors import NetworkError
+from dnn2gp.weights.structures import Diagonal
 
 from robust.support import untouched
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from dnn2gp.errors import InputError, MemoryBudgetError
 from dnn2gp.features import JacobianFeatures, LayerwiseFeatures
-from dnn2gp.features.peak import _watched
+from dnn2gp.features.budget.peak import _watched
 from dnn2gp.network import Network
-from dnn2gp.structures import Diagonal
+from dnn2gp.support.errors import InputError, MemoryBudgetError
+from dnn2gp.weights.structures import Diagonal
 
 PROCESS = Path(__file__).parent / "process_memory.py"
 

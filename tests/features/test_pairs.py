@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dnn2gp.features.budget.pairs import PairPlan, PairSide, pairs
+from dnn2gp.features.budget.peak import Peak
 from dnn2gp.features.factors import Factors
-from dnn2gp.features.pairs import PairPlan, Side, pairs
-from dnn2gp.features.peak import Peak
 
 
 class Counted:
@@ -20,8 +20,8 @@ class Counted:
         self.count += part.stop - part.start
         return Factors.of_rows(torch.zeros(part.stop - part.start, 1, 1))
 
-    def side(self, num_examples: int) -> Side:
-        return Side(num_examples, 1, 4, Peak(((0.0, 0.0),)), (), 4, self)
+    def side(self, num_examples: int) -> PairSide:
+        return PairSide(num_examples, 1, 4, Peak(((0.0, 0.0),)), (), 4, self)
 
 
 @pytest.mark.parametrize("held", [1, 3, 6, 20])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dnn2gp.features.peak import Peak, peak_of
+from dnn2gp.features.budget.peak import Peak, peak_of
 
 MARGIN = 1.1
 

@@ -11,9 +11,9 @@ from features.support import assert_right, close, engine, explicit, falls_back, 
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from dnn2gp.errors import FallbackWarning
 from dnn2gp.features.blocks import Rows
-from dnn2gp.features.layerwise import Rules, Use, body, rule
+from dnn2gp.features.engines.layerwise import Rules, Use, body, rule
+from dnn2gp.support.errors import FallbackWarning
 
 
 def sine_scale(x: Tensor, w: Tensor) -> Tensor:

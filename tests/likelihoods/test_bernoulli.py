@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from dnn2gp.errors import InputError, NotPositiveDefiniteError
 from dnn2gp.likelihoods import BernoulliLikelihood
+from dnn2gp.support.errors import InputError, NotPositiveDefiniteError
 
 from reference import likelihoods as oracle
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from dnn2gp import convert
-from dnn2gp.errors import InputError
 from dnn2gp.likelihoods import BernoulliLikelihood, CategoricalLikelihood
+from dnn2gp.support.errors import InputError
 
 from reference import likelihoods as oracle
 

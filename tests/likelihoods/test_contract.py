@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from dnn2gp import likelihoods as package
-from dnn2gp.errors import FileFormatError, InputError
 from dnn2gp.likelihoods import Likelihood, likelihood_from_state
+from dnn2gp.support.errors import FileFormatError, InputError
 
 from .cases import CASES, Case
 from reference import likelihoods as oracle

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torch.testing import assert_close
 
-from dnn2gp.errors import InputError, NotPositiveDefiniteError
 from dnn2gp.likelihoods import (
     BernoulliLikelihood,
     CategoricalLikelihood,
@@ -20,6 +19,7 @@ from dnn2gp.likelihoods import (
     PoissonLikelihood,
     likelihood_from_state,
 )
+from dnn2gp.support.errors import InputError, NotPositiveDefiniteError
 
 
 def random(*shape: int) -> Tensor:

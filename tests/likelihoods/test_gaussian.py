@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from dnn2gp.errors import InputError
 from dnn2gp.likelihoods import GaussianLikelihood
+from dnn2gp.support.errors import InputError
 
 from .cases import sigma_per_entry, sigma_per_example, sigma_per_output
 from reference import likelihoods as oracle

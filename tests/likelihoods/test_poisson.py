@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from dnn2gp.errors import InputError
 from dnn2gp.likelihoods import PoissonLikelihood
+from dnn2gp.support.errors import InputError
 
 from reference import likelihoods as oracle
 

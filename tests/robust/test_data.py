@@ -20,12 +20,12 @@ from torch.utils.data import (
 )
 
 from dnn2gp import convert
-from dnn2gp.data import read_data
-from dnn2gp.errors import InputError
+from dnn2gp.network.data import read_data
+from dnn2gp.support.errors import InputError
 
 from robust.support import DELTA, NOISE, mlp, regression, untouched
 
-pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 
 
 def refused(data: object, match: str) -> None:

@@ -16,14 +16,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import dnn2gp.structures.dense
+import dnn2gp.weights.structures.dense
 from dnn2gp import (
     BernoulliLikelihood,
     CategoricalLikelihood,
     CustomLikelihood,
     Dense,
     Diagonal,
-    Expansion,
     FunctionSpace,
     GaussianLikelihood,
     GaussianProcess,
@@ -32,12 +31,13 @@ from dnn2gp import (
     load,
     save,
 )
-from dnn2gp.errors import FileFormatError, InputError, NetworkError
 from dnn2gp.inference import function_space
+from dnn2gp.support.errors import FileFormatError, InputError, NetworkError
+from dnn2gp.weights import Expansion
 
 from robust.support import DELTA, NOISE, mlp, regression, untouched
 
-pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 
 
 def fresh(**settings) -> nn.Sequential:
@@ -146,7 +146,7 @@ def test_loading_computes_nothing_again(path, settings: str, monkeypatch) -> Non
         raise AssertionError("a factorisation was computed again")
 
     monkeypatch.setattr(function_space, "cholesky", forbidden)
-    monkeypatch.setattr(dnn2gp.structures.dense, "cholesky", forbidden)
+    monkeypatch.setattr(dnn2gp.weights.structures.dense, "cholesky", forbidden)
     load(path, other)
     assert max(seen) <= 4, "only the probe of a few examples"
 

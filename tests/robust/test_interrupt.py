@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-import dnn2gp.files
-import dnn2gp.storage
+import dnn2gp.gp.storage
+import dnn2gp.support.files
 from dnn2gp import FunctionSpace, WeightSpace, convert, load, save
 
 from robust.support import DELTA, NOISE, regression, untouched
 
-pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 
 
 class Clock:
@@ -112,11 +112,11 @@ def _half_a_file(tensors: object, place: Path, metadata: object) -> None:
 @pytest.mark.parametrize(
     ("target", "name", "double"),
     [
-        (dnn2gp.storage, "_pack", _interrupt),
-        (dnn2gp.storage, "save_file", _interrupt),
-        (dnn2gp.storage, "save_file", _half_a_file),
-        (dnn2gp.files, "_flush_to_disk", _interrupt),
-        (dnn2gp.files.os, "replace", _interrupt),
+        (dnn2gp.gp.storage, "_pack", _interrupt),
+        (dnn2gp.gp.storage, "save_file", _interrupt),
+        (dnn2gp.gp.storage, "save_file", _half_a_file),
+        (dnn2gp.support.files, "_flush_to_disk", _interrupt),
+        (dnn2gp.support.files.os, "replace", _interrupt),
     ],
 )
 @pytest.mark.parametrize("exists", [False, True])

@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from dnn2gp import Dense, Diagonal, Expansion, FunctionSpace, WeightSpace, convert
-from dnn2gp.errors import InputError, MemoryBudgetError
+from dnn2gp import Dense, Diagonal, FunctionSpace, WeightSpace, convert
 from dnn2gp.features import JacobianFeatures, LayerwiseFeatures
-from dnn2gp.memory import check_budget, chunks, default_budget, readable, require
 from dnn2gp.network import Network
+from dnn2gp.support.errors import InputError, MemoryBudgetError
+from dnn2gp.support.memory import check_budget, chunks, default_budget, readable, require
+from dnn2gp.weights import Expansion
 
 from robust.support import DELTA, NOISE, mlp, regression, untouched
 
-pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 
 
 @pytest.mark.parametrize(

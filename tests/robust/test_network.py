@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from dnn2gp import CategoricalLikelihood, convert
-from dnn2gp.errors import InputError, NetworkError, TrainModeWarning
 from dnn2gp.network import Network
+from dnn2gp.support.errors import InputError, NetworkError, TrainModeWarning
 
 from reference import brute_force
 from robust.support import DELTA, NOISE, assert_exact, mlp, regression, untouched
 
-pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning", "ignore::FutureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning", "ignore::FutureWarning")
 
 
 class Head(nn.Module):

@@ -20,15 +20,15 @@ from dnn2gp import (
     WeightSpace,
     convert,
     precision_from_weight_decay,
-    sample_network,
     save,
 )
-from dnn2gp.errors import InputError, NotAMinimumWarning, NotPositiveDefiniteError
-from dnn2gp.structures.cholesky import cholesky
+from dnn2gp.gp import sample_network
+from dnn2gp.support.errors import InputError, NotAMinimumWarning, NotPositiveDefiniteError
+from dnn2gp.weights.linalg import cholesky
 
 from robust.support import DELTA, NOISE, mlp, regression, untouched
 
-quiet = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+quiet = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 
 
 # Wrong types, in an interpreter of their own --------------------------------------------------------------------------

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from dnn2gp import FunctionSpace, Kernel, WeightSpace, convert, diagnose, load, sample_network, save
+from dnn2gp import FunctionSpace, Kernel, WeightSpace, convert, diagnose, load, save
+from dnn2gp.gp import sample_network
 
 from robust.support import DELTA, NOISE, mlp, regression, untouched
 
-pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 
 
 def _weights(module):

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from dnn2gp import FunctionSpace, GaussianLikelihood, WeightSpace, convert
-from dnn2gp.errors import NotPositiveDefiniteError
-from dnn2gp.predictive import psd_root
+from dnn2gp.inference.predictive import psd_root
+from dnn2gp.support.errors import NotPositiveDefiniteError
 
 from problems import problem
 from reference import brute_force
 
-pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 
 
 def parts(case):

@@ -5,21 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dnn2gp import (
-    BernoulliLikelihood,
-    Diagonal,
-    Expansion,
-    FunctionSpace,
-    GaussianLikelihood,
-    WeightSpace,
-    convert,
-)
-from dnn2gp.errors import InputError
+from dnn2gp import BernoulliLikelihood, Diagonal, FunctionSpace, GaussianLikelihood, WeightSpace, convert
+from dnn2gp.support.errors import InputError
+from dnn2gp.weights import Expansion
 
 from problems import KINDS, problem
 from reference import brute_force
 
-pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 
 
 @pytest.mark.parametrize("options", [{"inference": WeightSpace}, {"inference": FunctionSpace}])

@@ -13,7 +13,7 @@ from dnn2gp import FunctionSpace, GaussianLikelihood, WeightSpace, convert
 from problems import KINDS, problem
 from reference import brute_force
 
-pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 SPACES = (WeightSpace, FunctionSpace)
 
 

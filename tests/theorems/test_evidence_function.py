@@ -5,24 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dnn2gp import (
-    BlockDiagonal,
-    Diagonal,
-    Expansion,
-    FunctionSpace,
-    GaussianLikelihood,
-    Kronecker,
-    WeightSpace,
-    convert,
-)
-from dnn2gp.errors import InputError
-from dnn2gp.layer_evidence import LayerEvidence
-from dnn2gp.spectrum import Spectrum
+from dnn2gp import BlockDiagonal, Diagonal, FunctionSpace, GaussianLikelihood, Kronecker, WeightSpace, convert
+from dnn2gp.evidence.per_layer import LayerEvidence
+from dnn2gp.evidence.spectrum import Spectrum
+from dnn2gp.support.errors import InputError
+from dnn2gp.weights import Expansion
 
 from problems import KINDS, problem
 from reference import brute_force
 
-pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 GAUSSIAN = ("gaussian", "gaussian per output")
 # 2 inputs, width 3, 2 outputs: P = 17; N·K = 4 < P, and 24 > P
 EXAMPLES = [2, 12]

@@ -11,7 +11,7 @@ from torch import nn
 
 from dnn2gp import FunctionSpace, GaussianLikelihood, WeightSpace, convert
 
-pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 SIGMA, DELTA = 0.3, 2.0
 
 

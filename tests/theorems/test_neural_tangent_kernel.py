@@ -10,7 +10,7 @@ from dnn2gp import Kernel, convert
 from problems import problem
 from reference import brute_force
 
-pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

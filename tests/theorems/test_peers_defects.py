@@ -12,21 +12,13 @@ from scipy.stats import multivariate_normal
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dnn2gp import (
-    CategoricalLikelihood,
-    FunctionSpace,
-    GaussianLikelihood,
-    WeightSpace,
-    convert,
-    load,
-    save,
-)
+from dnn2gp import CategoricalLikelihood, FunctionSpace, GaussianLikelihood, WeightSpace, convert, load, save
 
 from problems import problem
 from reference import brute_force
 from zoo import specimen
 
-pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 SPACES = pytest.mark.parametrize("space", [WeightSpace, FunctionSpace])
 
 

@@ -7,12 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnn2gp import Expansion, FunctionSpace, GaussianLikelihood, WeightSpace, convert
+from dnn2gp import FunctionSpace, GaussianLikelihood, WeightSpace, convert
+from dnn2gp.weights import Expansion
 
 from problems import KINDS, problem
 from reference import brute_force
 
-pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 
 
 def both(case, **options):

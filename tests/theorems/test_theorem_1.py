@@ -7,8 +7,10 @@ import warnings
 import pytest
 import torch
 
-from dnn2gp import Diagonal, FunctionSpace, LinearModel, WeightSpace, convert, laplace
-from dnn2gp.errors import NotAMinimumWarning
+from dnn2gp import Diagonal, FunctionSpace, WeightSpace, convert
+from dnn2gp.inference import LinearModel
+from dnn2gp.support.errors import NotAMinimumWarning
+from dnn2gp.weights import laplace
 
 from problems import KINDS, problem
 from reference import brute_force

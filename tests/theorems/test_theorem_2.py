@@ -6,13 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from dnn2gp import FunctionSpace, LayerwiseFeatures, LinearModel, OnlineNewton, WeightSpace, convert_step
-from dnn2gp.curvature import EmpiricalFisher, GaussNewton
-from dnn2gp.data import Data
-from dnn2gp.expansion import Expansion
+from dnn2gp import FunctionSpace, WeightSpace
+from dnn2gp.features import LayerwiseFeatures
+from dnn2gp.gp import convert_step
+from dnn2gp.inference import LinearModel
 from dnn2gp.network import Network
-from dnn2gp.online_newton import State
-from dnn2gp.structures import Dense
+from dnn2gp.network.data import Data
+from dnn2gp.weights import OnlineNewton
+from dnn2gp.weights.curvature import EmpiricalFisher, GaussNewton
+from dnn2gp.weights.expansion import Expansion
+from dnn2gp.weights.online_newton import State
+from dnn2gp.weights.structures import Dense
 
 from problems import Problem, problem
 from reference import brute_force

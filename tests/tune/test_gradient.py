@@ -10,8 +10,8 @@ from sklearn.datasets import make_friedman1
 from torch import nn
 
 from dnn2gp import CategoricalLikelihood, GaussianLikelihood, convert, tune
-from dnn2gp.errors import EvidenceWarning, InputError
-from dnn2gp.minimise import train_to_minimum
+from dnn2gp.support.errors import EvidenceWarning, InputError
+from dnn2gp.tune.minimise import train_to_minimum
 
 from reference import brute_force
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dnn2gp import GaussianLikelihood, convert, tune
-from dnn2gp.errors import FileFormatError, InputError
+from dnn2gp.support.errors import FileFormatError, InputError
 from dnn2gp.tune.jobs import Job
 
 from problems import problem
@@ -110,7 +110,7 @@ def test_a_folder_is_not_mixed_up(tmp_path):
         tune.grid(fit, {"width": [1]}, folder=tmp_path, purpose={"data": "a"}, resume=True)
 
 
-@pytest.mark.filterwarnings("ignore::dnn2gp.errors.NotAMinimumWarning")
+@pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 def test_a_gp_or_a_number_will_do():
     case = problem("gaussian", 6)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dnn2gp.tuning_result import TuningResult
+from dnn2gp.evidence.tuning_result import TuningResult
 
 SCRIPT = Path(__file__).with_name("killed.py")
 

@@ -8,9 +8,9 @@ from scipy.stats import multivariate_normal
 from torch import nn
 
 from dnn2gp import CategoricalLikelihood, GaussianLikelihood
-from dnn2gp.ensemble import Ensemble
-from dnn2gp.errors import InputError
-from dnn2gp.minimise import minimise
+from dnn2gp.support.errors import InputError
+from dnn2gp.tune.ensemble import Ensemble
+from dnn2gp.tune.minimise import minimise
 from dnn2gp.tune.restarts import fit_restarts
 
 from reference import brute_force

@@ -6,7 +6,7 @@ import optuna
 import pytest
 
 from dnn2gp import tune
-from dnn2gp.errors import InputError
+from dnn2gp.support.errors import InputError
 
 
 def objective(trial):

@@ -18,16 +18,16 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from dnn2gp.convert import convert
-from dnn2gp.errors import EvidenceWarning, InputError, NotAMinimumWarning, warn_user
 from dnn2gp.estimators.settings import Settings
-from dnn2gp.gaussian_process import GaussianProcess
+from dnn2gp.evidence.tuning_result import EVIDENCE, Trial, TuningResult
+from dnn2gp.gp.convert import convert
+from dnn2gp.gp.gaussian_process import GaussianProcess
+from dnn2gp.gp.storage import load, save
+from dnn2gp.inference.predictive import Predictive
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
-from dnn2gp.nets.mlp import mlp
-from dnn2gp.predictive import Predictive
-from dnn2gp.storage import load, save
+from dnn2gp.network.mlp import mlp
+from dnn2gp.support.errors import EvidenceWarning, InputError, NotAMinimumWarning, warn_user
 from dnn2gp.tune.restarts import Fitted, fit_restarts
-from dnn2gp.tuning_result import EVIDENCE, Trial, TuningResult
 
 # As in `convert`: shares of the gradient's parts, and posterior standard deviations, below which a minimum is one.
 _MINIMUM, _NOTICEABLE = 0.05, 0.5

@@ -12,10 +12,10 @@ from sklearn.preprocessing import LabelEncoder
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
-from dnn2gp.errors import InputError
 from dnn2gp.estimators.base import GPNetEstimator
 from dnn2gp.estimators.settings import EVIDENCE
 from dnn2gp.likelihoods import CategoricalLikelihood
+from dnn2gp.support.errors import InputError
 
 
 @final

@@ -12,9 +12,9 @@ from typing import TypeGuard
 import numpy as np
 from sklearn.utils import check_random_state
 
-from dnn2gp.errors import InputError
-from dnn2gp.nets.mlp import ACTIVATIONS
-from dnn2gp.tuning_result import EVIDENCE
+from dnn2gp.evidence.tuning_result import EVIDENCE
+from dnn2gp.network.mlp import ACTIVATIONS
+from dnn2gp.support.errors import InputError
 
 MAX_WEIGHTS = 3000
 """Training holds some P × P matrices of each restart, and factorises one in every step."""

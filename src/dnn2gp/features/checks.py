@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dnn2gp.errors import InputError
 from dnn2gp.features.cotangents import Cotangents
 from dnn2gp.features.whitener import Whitener
+from dnn2gp.support.errors import InputError
 
 
 def check_vectors(vectors: object, num_weights: int) -> None:

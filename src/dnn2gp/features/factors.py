@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dnn2gp.features.blocks import Block, Outer, Rows
 from dnn2gp.features.blocks.base import Parts, Piece
-from dnn2gp.memory import chunks
+from dnn2gp.support.memory import chunks
 
 # Rows (examples, for the trace) of the smallest blocks of a symmetric product: smaller ones cost more than they save.
 _TRIANGLE = 160

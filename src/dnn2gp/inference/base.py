@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.expansion import Expansion
 from dnn2gp.features import FeatureMap
-from dnn2gp.inputs import Inputs
-from dnn2gp.linear_model import LinearModel
-from dnn2gp.memory import readable
+from dnn2gp.inference.linear_model import LinearModel
+from dnn2gp.network.inputs import Inputs
+from dnn2gp.support.memory import readable
+from dnn2gp.weights.expansion import Expansion
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dnn2gp.inference.base import Cost, Inference
 from dnn2gp.inference.function_space import FunctionSpace
+from dnn2gp.inference.linear_model import LinearModel
 from dnn2gp.inference.weight_space import WeightSpace
-from dnn2gp.linear_model import LinearModel
 
 
 def costs(model: LinearModel) -> tuple[Cost, Cost]:

@@ -8,16 +8,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.expansion import Expansion
 from dnn2gp.features import FactoredJacobian, Factors, FeatureMap, Whitener
-from dnn2gp.features.work import Work
+from dnn2gp.features.budget.work import Work
 from dnn2gp.inference.base import Cost, Inference
-from dnn2gp.inputs import Inputs, num_examples, take
-from dnn2gp.linear_model import LinearModel
-from dnn2gp.memory import bounded, chunks, require
-from dnn2gp.progress import track
-from dnn2gp.randomness import normal, own_generator
-from dnn2gp.structures import cholesky
+from dnn2gp.inference.linear_model import LinearModel
+from dnn2gp.network.inputs import Inputs, num_examples, take
+from dnn2gp.support.memory import bounded, chunks, require
+from dnn2gp.support.progress import track
+from dnn2gp.support.randomness import normal, own_generator
+from dnn2gp.weights.expansion import Expansion
+from dnn2gp.weights.linalg import cholesky
 
 _KNOB = "Raise the prior precision δ or the noise σ, or use float64."
 

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.expansion import Expansion
 from dnn2gp.features import FeatureMap
-from dnn2gp.gaussian import Gaussian
 from dnn2gp.inference.base import Cost, Inference
-from dnn2gp.inputs import Inputs
-from dnn2gp.linear_model import LinearModel
-from dnn2gp.structures import Dense, Structure
+from dnn2gp.inference.linear_model import LinearModel
+from dnn2gp.network.inputs import Inputs
+from dnn2gp.weights.expansion import Expansion
+from dnn2gp.weights.gaussian import Gaussian
+from dnn2gp.weights.structures import Dense, Structure
 
 
 @final

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from dnn2gp.errors import FileFormatError, InputError, NotPositiveDefiniteError
+from dnn2gp.support.errors import FileFormatError, InputError, NotPositiveDefiniteError
 
 _REGISTRY: dict[str, type[Likelihood]] = {}
 

@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from dnn2gp.likelihoods.base import ClassificationLikelihood, probit_scale
 from dnn2gp.likelihoods.targets import require, require_columns, require_real, require_targets
-from dnn2gp.randomness import own_generator
+from dnn2gp.support.randomness import own_generator
 
 
 @final

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dnn2gp.errors import InputError
 from dnn2gp.likelihoods.base import ClassificationLikelihood, probit_scale
 from dnn2gp.likelihoods.targets import describe, require, require_targets
-from dnn2gp.randomness import own_generator
+from dnn2gp.support.errors import InputError
+from dnn2gp.support.randomness import own_generator
 
 
 @final

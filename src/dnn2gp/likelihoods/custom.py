@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad, hessian, jacrev, vmap
 
-from dnn2gp.errors import InputError, NotPositiveDefiniteError
 from dnn2gp.likelihoods.base import Likelihood
 from dnn2gp.likelihoods.targets import require, require_dtype, require_targets
-from dnn2gp.randomness import own_generator
+from dnn2gp.support.errors import InputError, NotPositiveDefiniteError
+from dnn2gp.support.randomness import own_generator
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 RowMap = Callable[[Tensor], Tensor]

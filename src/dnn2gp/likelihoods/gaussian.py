@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from dnn2gp.errors import InputError
 from dnn2gp.likelihoods.base import Likelihood, check_state_keys
 from dnn2gp.likelihoods.targets import require_columns, require_dtype, require_finite, require_targets
-from dnn2gp.randomness import own_generator
+from dnn2gp.support.errors import InputError
+from dnn2gp.support.randomness import own_generator
 
 
 @final

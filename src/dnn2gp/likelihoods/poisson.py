@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dnn2gp.likelihoods.base import Likelihood
 from dnn2gp.likelihoods.targets import require, require_columns, require_finite, require_real, require_targets
-from dnn2gp.randomness import own_generator
+from dnn2gp.support.randomness import own_generator
 
 
 @final

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-from dnn2gp.errors import InputError
+from dnn2gp.support.errors import InputError
 
 
 def describe(targets: Tensor) -> str:

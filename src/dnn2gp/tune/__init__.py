@@ -7,10 +7,10 @@
 `tune.WhileTraining` does it in a training loop of your own, every few epochs.
 """
 
+from dnn2gp.evidence.tuning_result import Curve, Trial, TuningResult
 from dnn2gp.tune.gradient import gradient
 from dnn2gp.tune.grid import grid
 from dnn2gp.tune.study import study
 from dnn2gp.tune.while_training import WhileTraining
-from dnn2gp.tuning_result import Curve, Trial, TuningResult
 
 __all__ = ["Curve", "Trial", "TuningResult", "WhileTraining", "gradient", "grid", "study"]

@@ -10,16 +10,16 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from dnn2gp.data import Data, read_data
-from dnn2gp.ensemble import write_weights
-from dnn2gp.errors import EvidenceWarning, InputError, warn_user
-from dnn2gp.gaussian_process import GaussianProcess
+from dnn2gp.evidence.tuning_result import Trial, TuningResult
+from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.likelihoods import Likelihood
-from dnn2gp.minimise import train_to_minimum
-from dnn2gp.priors import PriorPrecision
-from dnn2gp.progress import show_progress, track
-from dnn2gp.tune.choice import Choice
-from dnn2gp.tuning_result import Trial, TuningResult
+from dnn2gp.network.data import Data, read_data
+from dnn2gp.support.errors import EvidenceWarning, InputError, warn_user
+from dnn2gp.support.progress import show_progress, track
+from dnn2gp.tune.ensemble import write_weights
+from dnn2gp.tune.minimise import train_to_minimum
+from dnn2gp.tune.prior_choice import PriorChoice
+from dnn2gp.weights.priors import PriorPrecision
 
 # A gradient whose step moves no output by more than this many posterior standard deviations is that of a minimum.
 _NOTICEABLE = 0.5
@@ -60,7 +60,7 @@ def gradient(
     if max_rounds < 1 or not tolerance > 0:
         raise InputError(f"expected max_rounds ≥ 1 and tolerance > 0; got {max_rounds} and {tolerance}.")
     own, training, fit = deepcopy(network), read_data(data), train or train_to_minimum
-    choice = Choice.first(own, training, likelihood, prior_precision, per_layer, per_output)
+    choice = PriorChoice.first(own, training, likelihood, prior_precision, per_layer, per_output)
     gap, share, best = float("inf"), 1.0, None
     with show_progress(progress):
         for _ in track(range(max_rounds), "tuning by gradient", total=max_rounds):
@@ -127,8 +127,8 @@ def _shortened(best: _Round, tolerance: float) -> tuple[str, ...]:
 class _Round:
     """A choice, that of the largest evidence at the features it led to, and its GP."""
 
-    choice: Choice
-    moved: Choice
+    choice: PriorChoice
+    moved: PriorChoice
     gp: GaussianProcess
 
     @property

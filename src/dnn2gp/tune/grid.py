@@ -7,10 +7,10 @@ from itertools import product
 from os import PathLike
 from pathlib import Path
 
-from dnn2gp.errors import InputError
-from dnn2gp.progress import show_progress
+from dnn2gp.evidence.tuning_result import Setting, TuningResult
+from dnn2gp.support.errors import InputError
+from dnn2gp.support.progress import show_progress
 from dnn2gp.tune.jobs import Fit, Job, JobFolder, run_jobs
-from dnn2gp.tuning_result import Setting, TuningResult
 
 
 def grid(

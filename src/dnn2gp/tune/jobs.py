@@ -17,12 +17,12 @@ import torch
 from joblib.parallel import get_active_backend
 from threadpoolctl import threadpool_limits
 
-from dnn2gp.errors import FileFormatError, InputError
-from dnn2gp.files import write_text
-from dnn2gp.gaussian_process import GaussianProcess
-from dnn2gp.progress import bar
+from dnn2gp.evidence.tuning_result import EVIDENCE, Setting, Trial
+from dnn2gp.gp.gaussian_process import GaussianProcess
+from dnn2gp.support.errors import FileFormatError, InputError
+from dnn2gp.support.files import write_text
+from dnn2gp.support.progress import bar
 from dnn2gp.tune.purpose import keep_purpose
-from dnn2gp.tuning_result import EVIDENCE, Setting, Trial
 
 Outcome: TypeAlias = "float | Mapping[str, float] | GaussianProcess"
 Fit: TypeAlias = "Callable[..., Outcome]"

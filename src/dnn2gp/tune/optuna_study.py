@@ -18,10 +18,10 @@ from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from dnn2gp.progress import bar
+from dnn2gp.evidence.tuning_result import Trial, TuningResult
+from dnn2gp.support.progress import bar
 from dnn2gp.tune.jobs import one_thread, values_of
 from dnn2gp.tune.lock import locked
-from dnn2gp.tuning_result import Trial, TuningResult
 
 _NAME = "evidence"
 _OWNER, _VALUES = "process", "values"

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from dnn2gp.errors import InputError, OtherWorkError
-from dnn2gp.files import write_text
+from dnn2gp.support.errors import InputError, OtherWorkError
+from dnn2gp.support.files import write_text
 
 _FILE = "purpose.json"
 

@@ -22,14 +22,14 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from dnn2gp.ensemble import Ensemble, initial_weights, write_weights
-from dnn2gp.errors import DivergedError, InputError
-from dnn2gp.evidence_function import RANGE
+from dnn2gp.evidence.function import RANGE
+from dnn2gp.gp.by_evidence import spread
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
-from dnn2gp.minimise import minimise
-from dnn2gp.progress import bar
-from dnn2gp.randomness import global_states_kept
-from dnn2gp.tuned import spread
+from dnn2gp.support.errors import DivergedError, InputError
+from dnn2gp.support.progress import bar
+from dnn2gp.support.randomness import global_states_kept
+from dnn2gp.tune.ensemble import Ensemble, initial_weights, write_weights
+from dnn2gp.tune.minimise import minimise
 
 # Between these first λ the members begin, and with steps of this length in log λ; below the last they end.
 _FIRST, _LONG, _SHORTER, _SHORT = (10.0, 0.03), log(6.0), 0.35, 0.25
@@ -89,7 +89,7 @@ def fit_restarts(
     weights = initial_weights(build, [seed * 1000 + position for position in range(restarts)])
     with global_states_kept():  # a fresh module draws its first weights
         network, fitted = build(), build()
-    problem = _Problem.of(network, inputs, targets, likelihood, prior_precision)
+    problem = _RestartProblem.of(network, inputs, targets, likelihood, prior_precision)
     search, rounds = _Search(problem, weights), 0
     with bar("training and tuning in turns", max_rounds) as advance:
         while rounds < max_rounds and len(search.active):
@@ -100,7 +100,7 @@ def fit_restarts(
 
 
 @dataclass(frozen=True, eq=False)
-class _Problem:
+class _RestartProblem:
     """The data, and what of δ and σ is open."""
 
     network: nn.Module
@@ -116,10 +116,10 @@ class _Problem:
     @staticmethod
     def of(
         network: nn.Module, inputs: Tensor, targets: Tensor, likelihood: Likelihood, given: float | None
-    ) -> _Problem:
+    ) -> _RestartProblem:
         if not likelihood.is_open:
-            return _Problem(network, inputs[None], targets[None], likelihood, given, None)
-        return _Problem(network, inputs[None], targets[None], GaussianLikelihood(1.0), given, spread(targets))
+            return _RestartProblem(network, inputs[None], targets[None], likelihood, given, None)
+        return _RestartProblem(network, inputs[None], targets[None], GaussianLikelihood(1.0), given, spread(targets))
 
     @property
     def fixed(self) -> bool:
@@ -195,7 +195,7 @@ class _Problem:
 class _Search:
     """For each member the best that it has seen, and the step that it tries next."""
 
-    def __init__(self, problem: _Problem, weights: Float[Tensor, "B P"]) -> None:
+    def __init__(self, problem: _RestartProblem, weights: Float[Tensor, "B P"]) -> None:
         self.problem, self.first = problem, weights
         self.place = problem.first(len(weights))
         self.weights = weights.clone()

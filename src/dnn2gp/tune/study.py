@@ -7,10 +7,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from dnn2gp.errors import InputError
-from dnn2gp.progress import show_progress
+from dnn2gp.evidence.tuning_result import TuningResult
+from dnn2gp.support.errors import InputError
+from dnn2gp.support.progress import show_progress
 from dnn2gp.tune.purpose import keep_purpose
-from dnn2gp.tuning_result import TuningResult
 
 _FILE = "study.journal"
 

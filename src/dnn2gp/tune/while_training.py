@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dnn2gp.data import read_data
-from dnn2gp.errors import InputError
+from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.likelihoods import Likelihood
-from dnn2gp.priors import PriorPrecision
-from dnn2gp.tune.choice import Choice
-from dnn2gp.tuning_result import TuningResult
+from dnn2gp.network.data import read_data
+from dnn2gp.support.errors import InputError
+from dnn2gp.tune.prior_choice import PriorChoice
+from dnn2gp.weights.priors import PriorPrecision
 
 
 class WhileTraining:
@@ -42,7 +42,7 @@ class WhileTraining:
         if start < 0 or every < 1:
             raise InputError(f"expected start ≥ 0 and every ≥ 1; got {start} and {every}.")
         self.network, self.data, self.start, self.every = network, read_data(data), start, every
-        self._choice = Choice.first(network, self.data, likelihood, prior_precision, per_layer, per_output)
+        self._choice = PriorChoice.first(network, self.data, likelihood, prior_precision, per_layer, per_output)
 
     @property
     def likelihood(self) -> Likelihood:

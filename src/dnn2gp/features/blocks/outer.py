@@ -19,7 +19,7 @@ from torch import Tensor
 from dnn2gp.features.blocks.arrangement import Arrangement
 from dnn2gp.features.blocks.base import Block, Piece
 from dnn2gp.features.blocks.rows import CACHED, Rows, add_squares
-from dnn2gp.memory import chunks
+from dnn2gp.support.memory import chunks
 
 
 @final

@@ -1,0 +1,163 @@
+"""The job itself: train, convert, predict, compare, draw, save."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from matplotlib.figure import Figure
+from rich.console import Console
+from torch import Tensor
+
+from dnn2gp import plots
+from dnn2gp.apps.demo.config import DemoConfig
+from dnn2gp.apps.demo.results import DemoResult, Scores, report
+from dnn2gp.apps.demo.training import NUM_CLASSES, Digits, build_network, load_data, train
+from dnn2gp.gp.convert import convert
+from dnn2gp.gp.diagnose import diagnose
+from dnn2gp.gp.gaussian_process import GaussianProcess
+from dnn2gp.gp.storage import save
+from dnn2gp.inference import costs
+from dnn2gp.inference.metrics import accuracy, ece, nll
+from dnn2gp.inference.predictive import Predictive
+from dnn2gp.likelihoods import CategoricalLikelihood
+from dnn2gp.support.errors import InputError
+from dnn2gp.support.files import write_whole
+from dnn2gp.support.progress import show_progress, track
+
+
+class Stopwatch:
+    """Seconds of each named part."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Time the block."""
+        start = time.perf_counter()
+        yield
+        self.seconds[part] = time.perf_counter() - start
+
+
+def run(config: DemoConfig, console: Console | None = None) -> DemoResult:
+    """Train, convert, predict, draw and save; print what came out. The global random state is left as it was."""
+    config.check()
+    console = console or Console()
+    prepare_folder(config.out)
+    generator = torch.Generator().manual_seed(config.seed)
+    clock = Stopwatch()
+    with show_progress():
+        digits = load_data(config.num_train, generator)
+        network = build_network(config.channels, config.seed)
+        with clock("train the network"):
+            train(network, digits.train_images, digits.train_labels, config, generator)
+        with clock("turn it into a GP"):
+            data = (digits.train_images, digits.train_labels)
+            gp = convert(network, data, CategoricalLikelihood(), config.prior_precision)
+        with clock("predict the test digits"):
+            prediction = gp.predict(digits.test_images)
+            turned = gp.predict(digits.test_images.rot90(1, dims=(2, 3)))
+            scores = compare(prediction, turned, digits.test_labels, config.num_samples, generator)
+        with clock("log evidence"):
+            evidence = gp.evidence()
+        with clock("diagnose"):
+            diagnosis = diagnose(gp, generator=generator)
+        with clock("draw and save"):
+            files = write_results(gp, prediction, digits, config)
+    result = DemoResult(
+        num_weights=gp.network.num_weights,
+        scores=scores,
+        evidence=evidence,
+        diagnosis=diagnosis,
+        space=gp.inference.name,
+        costs=costs(gp.model),
+        seconds=clock.seconds,
+        files=files,
+    )
+    console.print(report(result, config))
+    return result
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make the folder if need be and try to write there, so that a long run does not fail at its end."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"Cannot write to the folder {folder}: {error.strerror or error}. Choose another.") from error
+
+
+def compare(
+    prediction: Predictive,
+    turned: Predictive,
+    labels: Int[Tensor, " M"],
+    num_samples: int,
+    generator: torch.Generator,
+) -> dict[str, Scores]:
+    """The plain network against three ways to predict with the GP."""
+    seed = int(torch.randint(2**31, (), generator=generator))
+
+    def ways(predictive: Predictive) -> dict[str, Float[Tensor, "M K"]]:
+        draws = torch.Generator().manual_seed(seed)
+        return {
+            "network (softmax)": predictive.outputs.softmax(-1),
+            "GP, delta method": predictive.delta(),
+            "GP, probit": predictive.probit(),
+            "GP, Monte Carlo": predictive.monte_carlo(num_samples, generator=draws),
+        }
+
+    elsewhere = ways(turned)
+    return {
+        name: Scores(
+            accuracy=accuracy(p, labels),
+            nll=nll(p, labels),
+            ece=ece(p, labels),
+            confidence=p.amax(-1).mean().item(),
+            confidence_turned=elsewhere[name].amax(-1).mean().item(),
+        )
+        for name, p in ways(prediction).items()
+    }
+
+
+def write_results(gp: GaussianProcess, prediction: Predictive, digits: Digits, config: DemoConfig) -> tuple[Path, ...]:
+    """The pictures and the GP, each file whole or not at all."""
+    pictures = draw(gp, prediction, digits, config.per_class)
+    for name, figure in track(pictures.items(), "saving pictures"):
+        write_whole(config.out / name, figure.savefig)
+    save(gp, config.out / "gp.safetensors")
+    return tuple(config.out / name for name in (*pictures, "gp.safetensors"))
+
+
+def draw(gp: GaussianProcess, prediction: Predictive, digits: Digits, per_class: int) -> dict[str, Figure]:
+    """The pictures of the test digits by file name; the matrices show `per_class` examples of each class."""
+    few = some_of_each(digits.test_labels, per_class)
+    images, labels = digits.test_images, digits.test_labels.numpy()
+    probabilities = prediction.monte_carlo(generator=torch.Generator().manual_seed(0))
+    confidence, predicted = probabilities.max(-1)
+    return {
+        "kernel.png": plots.kernel_matrix(gp.kernel.trace(images[few]).numpy(), labels[few]),
+        "posterior_mean.png": plots.posterior_mean(gp.mean(images[few]).numpy(), labels[few]),
+        "uncertainty_maps.png": plots.uncertainty_maps(
+            prediction.epistemic[few].numpy(), prediction.aleatoric[few].numpy(), labels[few]
+        ),
+        "uncertainty.png": plots.uncertainty(
+            prediction.epistemic.sum(-1).numpy(),
+            prediction.aleatoric.sum(-1).numpy(),
+            images.squeeze(1).numpy(),
+            labels,
+            predicted.numpy(),
+            confidence.numpy(),
+        ),
+    }
+
+
+def some_of_each(labels: Int[Tensor, " M"], per_class: int) -> Int[Tensor, " m"]:
+    """The positions of the first `per_class` examples of every class."""
+    return torch.cat([(labels == c).nonzero().flatten()[:per_class] for c in range(NUM_CLASSES)])

@@ -1,0 +1,107 @@
+"""The digits, a small convolutional network, and its training to a minimum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from dnn2gp.apps.demo.config import DemoConfig
+from dnn2gp.support.progress import track
+
+NUM_CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Images in [0, 1], N × 1 × 8 × 8, and labels, in two parts."""
+
+    train_images: Float[Tensor, "N 1 8 8"]
+    train_labels: Int[Tensor, " N"]
+    test_images: Float[Tensor, "M 1 8 8"]
+    test_labels: Int[Tensor, " M"]
+
+
+def load_data(num_train: int, generator: torch.Generator) -> Digits:
+    """The digits, shuffled and split."""
+    pixels, classes = load_digits(return_X_y=True)
+    images = torch.as_tensor(pixels, dtype=torch.float64).reshape(-1, 1, 8, 8) / 16
+    labels = torch.as_tensor(classes, dtype=torch.int64)
+    order = torch.randperm(len(images), generator=generator)
+    train_part, test_part = order[:num_train], order[num_train:]
+    return Digits(images[train_part], labels[train_part], images[test_part], labels[test_part])
+
+
+def build_network(channels: tuple[int, int] = DemoConfig.channels, seed: int = 0) -> nn.Sequential:
+    """Two convolutions and one linear layer, in float64, its first weights drawn from `seed` alone."""
+    first, second = channels
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(1, first, 3, stride=2, padding=1),
+            nn.Tanh(),
+            nn.Conv2d(first, second, 3, stride=2, padding=1),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(second * 4, NUM_CLASSES),
+        ).to(torch.float64)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread inside the block: layers this small gain nothing from more, and lose much where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
+def train(
+    network: nn.Module,
+    images: Float[Tensor, "N 1 8 8"],
+    labels: Int[Tensor, " N"],
+    config: DemoConfig,
+    generator: torch.Generator,
+) -> None:
+    """To a minimum of Σ_n cross-entropy + ½ δ wᵀw, which is where the GP's mean is the network.
+
+    Adam on small batches comes near it, L-BFGS on all the data goes the rest of the way.
+    """
+    weights = list(network.parameters())
+
+    def objective(chosen: Tensor | slice) -> Tensor:
+        target = labels[chosen]
+        scale = len(labels) / len(target)  # a batch stands for all the data
+        penalty = 0.5 * config.prior_precision * sum((w.square().sum() for w in weights), start=torch.zeros(()))
+        return scale * cross_entropy(network(images[chosen]), target, reduction="sum") + penalty
+
+    adam = torch.optim.Adam(weights, lr=0.03)
+    decay = torch.optim.lr_scheduler.CosineAnnealingLR(adam, max(config.adam_epochs, 1))
+    for _ in track(range(config.adam_epochs), "training: Adam"):
+        for batch in torch.randperm(len(labels), generator=generator).split(100):
+            adam.zero_grad()
+            objective(batch).backward()
+            adam.step()
+        decay.step()
+
+    lbfgs = torch.optim.LBFGS(
+        weights, max_iter=10, history_size=100, tolerance_grad=0, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> float:
+        lbfgs.zero_grad()
+        loss = objective(slice(None))
+        loss.backward()
+        return loss.item()
+
+    for _ in track(range(config.lbfgs_steps // 10), "training: L-BFGS"):
+        lbfgs.step(closure)

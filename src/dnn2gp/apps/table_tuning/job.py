@@ -1,0 +1,199 @@
+"""The job: read, tune by the evidence, refit on all rows, measure, predict, write."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import joblib
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.text import Text
+
+from dnn2gp.apps.table_tuning import findings, pictures
+from dnn2gp.apps.table_tuning.config import TableTuningConfig
+from dnn2gp.apps.table_tuning.model import TableModel, write_predictions
+from dnn2gp.apps.table_tuning.problem import TableProblem, TableRows, widths_of
+from dnn2gp.apps.table_tuning.report import Report, console_table, html
+from dnn2gp.apps.table_tuning.tasks import Calibration, Task, task_of
+from dnn2gp.apps.table_tuning.training import Architecture, TableEffort, TableFit, converted
+from dnn2gp.apps.tables import Table, read_table
+from dnn2gp.evidence.tuning_result import Trial, TuningResult
+from dnn2gp.gp.diagnose import diagnose
+from dnn2gp.support.errors import InputError
+from dnn2gp.support.files import write_text, write_whole
+from dnn2gp.support.progress import bar, show_progress
+from dnn2gp.tune import grid
+from dnn2gp.tune.jobs import one_thread
+from dnn2gp.tune.restarts import Fitted
+
+
+@dataclass(frozen=True, eq=False)
+class TableTuningResult:
+    """What came of a tuning."""
+
+    tuning: TuningResult
+    """All trials, and the setting of the largest mean evidence."""
+    model: TableModel
+    """A network of that setting, trained on all rows, as a GP."""
+    notes: tuple[str, ...]
+    """What a user should know before trusting it."""
+    files: tuple[Path, ...]
+
+
+def run(config: TableTuningConfig, console: Console | None = None) -> TableTuningResult:
+    """Tune, choose, refit, predict, draw, write; print what came out."""
+    config.check()
+    console = console or Console()
+    problem = TableProblem.of(config)
+    everything = problem.encoder()
+    asked = None if config.predict is None else read_table(config.predict)
+    if asked is not None:
+        everything.inputs(asked)  # what is wrong with it is better said now than after the tuning
+    widths, left_out = widths_of(config, everything.num_inputs, everything.target.num_outputs)
+    prepare_folder(config.out)
+    console.print(Text(_opening(config, problem)))
+    fit = _fit(config, problem)
+    with show_progress():
+        tuning = _tune(config, problem, fit, widths, console)
+        tuning.save(config.out / "tuning.json")
+        fitted, model, calibration = _again(config, problem, fit, tuning)
+        found = Report(
+            config=config,
+            problem=problem,
+            tuning=tuning,
+            task=model.task,
+            fitted=fitted,
+            held_out=None if calibration is None else findings.held_out(tuning, fit, calibration.words),
+            diagnosis=diagnose(model.gp),
+            notes=findings.notes(config, problem, tuning, fitted, model.task, left_out),
+        )
+        drawn = _pictures(found, model, calibration)
+        files = _write(config, found, model, drawn, asked)
+    console.print(console_table(found))
+    for note in found.notes:
+        console.print(Text(f"• {note}"))
+    console.print(Text("Written:\n" + "\n".join(f"  {path}" for path in files)), soft_wrap=True)
+    return TableTuningResult(tuning, model, tuple(found.notes), files)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make the folder if need be and try to write there, so that a long run does not fail at its end."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"Cannot write to the folder {folder}: {error.strerror or error}. Choose another.") from error
+
+
+def _opening(config: TableTuningConfig, problem: TableProblem) -> str:
+    known = "" if config.data is not None else "No DATA given, so the data are those that come with scikit-learn. "
+    held = (
+        f"{len(problem.held_out):,} rows are held out to test on." if len(problem.held_out) else "No row is held out."
+    )
+    return f"{known}{findings.data_words(problem)} Target: {problem.target!r} ({config.task}). {held}"
+
+
+def _fit(config: TableTuningConfig, problem: TableProblem) -> TableFit:
+    encoder = problem.encoder(problem.training)
+    return TableFit(
+        task=task_of(encoder.target),
+        training=problem.rows(encoder, problem.training),
+        held_out=problem.rows(encoder, problem.held_out),
+        activation=config.activation,
+        effort=TableEffort(config.restarts, config.max_rounds, config.seed),
+    )
+
+
+def _tune(
+    config: TableTuningConfig, problem: TableProblem, fit: TableFit, widths: Sequence[int], console: Console
+) -> TuningResult:
+    """Every width and depth, every repeat, each job on disk as soon as it is done."""
+    purpose = {
+        "data": problem.digest(),
+        "task": config.task,
+        "activation": config.activation,
+        "restarts": config.restarts,
+        "max_rounds": config.max_rounds,
+        "seed": config.seed,
+    }
+    jobs = len(widths) * len(config.depths) * config.repeats
+    try:
+        return grid(
+            fit,
+            {"width": sorted(widths, reverse=True), "depth": sorted(config.depths, reverse=True)},  # the longest first
+            repeats=config.repeats,
+            folder=config.out,
+            resume=config.resume,
+            num_jobs=min(jobs, config.jobs or joblib.cpu_count()),
+            purpose=purpose,
+        )
+    except KeyboardInterrupt:
+        console.print(f"Stopped. The finished jobs are in {config.out / 'jobs'}: go on with --resume.", soft_wrap=True)
+        raise
+
+
+def _best_repeat(tuning: TuningResult) -> int:
+    """The repeat of the best setting with the largest evidence."""
+    own = [trial for trial in tuning.trials if trial.settings == tuning.best]
+
+    def evidence(trial: Trial) -> float:
+        return trial.evidence if isfinite(trial.evidence) else -float("inf")
+
+    return max(own, key=evidence).repeat
+
+
+def _again(
+    config: TableTuningConfig, problem: TableProblem, fit: TableFit, tuning: TuningResult
+) -> tuple[Fitted, TableModel, Calibration | None]:
+    """The chosen setting, trained on all rows with a δ and σ of its own; and as it was in the tuning, to calibrate."""
+    encoder, architecture, repeat = problem.encoder(), fit.architecture(**_sizes(tuning)), _best_repeat(tuning)
+    rows = problem.rows(encoder)
+    work = [(rows, task_of(encoder.target)), (fit.training, fit.task)][: 2 if len(fit.held_out) else 1]
+    with bar("training the chosen network on all rows", len(work)):
+        fitted: Any = joblib.Parallel(n_jobs=min(len(work), config.jobs or joblib.cpu_count()))(
+            joblib.delayed(_train)(fit.effort, architecture, *each, repeat) for each in work
+        )
+    model = TableModel(converted(fitted[0], rows), encoder, architecture)
+    if len(work) == 1:
+        return fitted[0], model, None
+    prediction = converted(fitted[1], fit.training).predict(fit.held_out.inputs)
+    return fitted[0], model, fit.task.calibration(prediction, fit.held_out.targets)
+
+
+def _train(effort: TableEffort, architecture: Architecture, rows: TableRows, task: Task, repeat: int) -> Fitted:
+    """With one thread, as the jobs are: so the same job gives the same network."""
+    with one_thread():
+        return effort.train(architecture, rows, task, repeat)
+
+
+def _sizes(tuning: TuningResult) -> dict[str, int]:
+    return {name: int(str(value)) for name, value in tuning.best.items()}
+
+
+def _pictures(found: Report, model: TableModel, calibration: Calibration | None) -> dict[str, Figure]:
+    drawn = pictures.setting_curves(found.tuning, found.task)
+    drawn["prior_precision"] = pictures.precision_curve(model.gp, found.fitted.prior_precision)
+    return drawn if calibration is None else {**drawn, "calibration": calibration.picture}
+
+
+def _write(
+    config: TableTuningConfig, found: Report, model: TableModel, drawn: dict[str, Figure], asked: Table | None
+) -> tuple[Path, ...]:
+    """All files but tuning.json, each whole or not at all; the report first in the list."""
+    files = [config.out / "report.html", config.out / "tuning.json", *model.save(config.out)]
+    for name, figure in drawn.items():
+        files.append(config.out / f"{name}.png")
+        write_whole(files[-1], partial(figure.savefig))
+    if asked is not None:
+        files.append(config.out / "predictions.csv")
+        write_predictions(asked, model.predict_table(asked), files[-1])
+    images = {name: (config.out / f"{name}.png").read_bytes() for name in drawn}
+    write_text(files[0], html(found, images))
+    return tuple(files)

@@ -1,0 +1,153 @@
+"""The user's table as a problem to learn: its rows to train on and to test on, and what it is known by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.datasets import load_diabetes
+from torch import Tensor
+
+from dnn2gp.apps.table_tuning.config import TableTuningConfig
+from dnn2gp.apps.tables import Column, Encoder, Table, Target, feature_kinds, read_table
+from dnn2gp.apps.tables.targets import TASKS
+from dnn2gp.support.errors import InputError
+
+USUAL_WIDTHS = (2, 5, 10, 20, 50)
+# Networks of the usual widths have no more weights than this, and those that are asked for no more than that.
+_USUAL_WEIGHTS, _MOST_WEIGHTS = 1200, 5000
+_FEWEST_ROWS, _FEWEST_TO_TRAIN = 5, 3
+
+
+@dataclass(frozen=True, eq=False)
+class TableRows:
+    """Rows as a network takes them."""
+
+    inputs: Tensor
+    """N × D, float64."""
+    targets: Tensor
+    """N × 1, float64; or N labels."""
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class TableProblem:
+    """A table, the columns that are used, and which rows are held out."""
+
+    table: Table
+    target: str
+    task: type[Target]
+    kinds: dict[str, type[Column]]
+    impute: bool
+    training: np.ndarray
+    """The rows to train on."""
+    held_out: np.ndarray
+    """The rows to test on; maybe none."""
+
+    @staticmethod
+    def of(config: TableTuningConfig) -> TableProblem:
+        """Read the table, check it, and hold rows out at random."""
+        table, target = _table(config)
+        _check_rows(table)
+        kinds = feature_kinds(
+            table,
+            target,
+            categorical=config.categorical,
+            drop=config.drop,
+            drop_constant=config.drop_constant,
+        )
+        task = TASKS[config.task]
+        everything = np.arange(len(table))
+        problem = TableProblem(table, target, task, kinds, config.impute, everything, everything[:0])
+        known = problem.encoder(everything)  # checks every cell
+        training, held_out = _split(known.targets(table), config.test_share, config.seed)
+        return TableProblem(table, target, task, kinds, config.impute, training, held_out)
+
+    def encoder(self, rows: np.ndarray | None = None) -> Encoder:
+        """Fitted to these rows; to all of them, if none are given."""
+        return Encoder.fit(self.table, self.kinds, self.target, self.task, rows, impute=self.impute)
+
+    def rows(self, encoder: Encoder, which: np.ndarray | None = None) -> TableRows:
+        """These rows, encoded; all of them, if none are given."""
+        inputs, targets = encoder.inputs(self.table), encoder.targets(self.table)
+        chosen = np.arange(len(self.table)) if which is None else which
+        return TableRows(torch.from_numpy(inputs[chosen]), torch.from_numpy(targets[chosen]))
+
+    def digest(self) -> str:
+        """A hash of what is learnt from and tested on: the same for the same table, columns and rows."""
+        encoder = self.encoder(self.training)
+        found = hashlib.sha256(json.dumps(encoder.state(), sort_keys=True).encode())
+        for which in (self.training, self.held_out):
+            rows = self.rows(encoder, which)
+            found.update(rows.inputs.numpy().tobytes() + rows.targets.numpy().tobytes())
+        return found.hexdigest()
+
+
+def num_weights(num_inputs: int, num_outputs: int, width: int, depth: int) -> int:
+    """Of a network with `depth` hidden layers of `width` units, biases included."""
+    return (num_inputs + 1) * width + (depth - 1) * (width + 1) * width + (width + 1) * num_outputs
+
+
+def widths_of(config: TableTuningConfig, num_inputs: int, num_outputs: int) -> tuple[tuple[int, ...], Sequence[int]]:
+    """The widths to try, and those of the usual ones that are left out for their many weights."""
+
+    def weights(width: int) -> int:
+        return num_weights(num_inputs, num_outputs, width, max(config.depths))
+
+    if config.widths is None:
+        kept = tuple(width for width in USUAL_WIDTHS if weights(width) <= _USUAL_WEIGHTS) or USUAL_WIDTHS[:1]
+    else:
+        kept = config.widths
+    largest = max(kept)
+    if weights(largest) > _MOST_WEIGHTS:
+        raise InputError(
+            f"width: {largest} hidden units, {num_inputs} inputs and depth {max(config.depths)} make "
+            f"{weights(largest):,} weights; tuning takes networks of up to {_MOST_WEIGHTS:,}. Use smaller --width or "
+            "--depth, or --drop columns that have many categories."
+        )
+    return kept, [width for width in USUAL_WIDTHS if config.widths is None and width not in kept]
+
+
+def _table(config: TableTuningConfig) -> tuple[Table, str]:
+    if config.data is None:
+        frame = load_diabetes(as_frame=True, scaled=False).frame  # pyright: ignore[reportAttributeAccessIssue]
+        table = Table(frame, "scikit-learn's diabetes data")
+    else:
+        table = read_table(config.data)
+    if config.target is None and config.data is not None:
+        raise InputError(f"Which column is to be predicted? Give --target, one of: {', '.join(table.names)}.")
+    table = table if config.max_rows is None else table.first(config.max_rows)
+    return table, "target" if config.target is None else config.target
+
+
+def _check_rows(table: Table) -> None:
+    if len(table) < _FEWEST_ROWS:
+        count = f"{len(table)} row{'' if len(table) == 1 else 's'}"
+        raise InputError(
+            f"{table.name} has {count}; expected {_FEWEST_ROWS} at the least: columns are standardised, and some rows "
+            "are held out."
+        )
+
+
+def _split(targets: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to train on and to hold out, at random; of each class the same share, and never all of it."""
+    generator = np.random.default_rng(seed)
+    groups = [np.arange(len(targets))]
+    if targets.ndim == 1:
+        groups = [np.flatnonzero(targets == label) for label in np.unique(targets)]
+    held = [generator.permutation(group)[: min(round(share * len(group)), len(group) - 1)] for group in groups]
+    held_out = np.sort(np.concatenate(held))
+    training = np.setdiff1d(np.arange(len(targets)), held_out)
+    if len(training) < _FEWEST_TO_TRAIN or (share > 0 and not len(held_out)):
+        raise InputError(
+            f"test-share: a share of {share:g} of {len(targets)} rows holds {len(held_out)} out and leaves "
+            f"{len(training)} to train on. Change --test-share (0: none), or give more rows."
+        )
+    return training, held_out

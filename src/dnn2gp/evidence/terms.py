@@ -1,0 +1,139 @@
+"""The log marginal likelihood of the training data, and its gradients, in whichever space inference was done.
+
+With V⁻¹ the prior precision, g = ∇ℓ̄(w) and Σ̃ the posterior covariance, everything at the anchor w:
+
+    Laplace         log p(D|w) − ½ (w−m)ᵀV⁻¹(w−m) − ½ log |I + SᵀKS|
+    linear model    Laplace + ½ gᵀ Σ̃ g
+
+The first is log p(D|w) + log p(w) + P/2 log 2π − ½ log |Σ̃⁻¹|. For a Gaussian likelihood the second is, at any w, the
+evidence log N(ỹ | Jm, Λ⁻¹ + K) of the transformed regression; at a minimum (g = 0) the two are one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.inference import Inference
+from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
+from dnn2gp.network.layout import Layout
+from dnn2gp.support.errors import InputError
+from dnn2gp.weights.expansion import Expansion
+from dnn2gp.weights.structures import Diagonal
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The log evidence by its terms, in nats."""
+
+    log_likelihood: float
+    """log p(D | w)."""
+    prior_penalty: float
+    """½ (w−m)ᵀ V⁻¹ (w−m)."""
+    complexity: float
+    """½ log |I + SᵀKS| = ½ (log |Σ̃⁻¹| − log |V⁻¹|)."""
+    correction: float
+    """½ gᵀ Σ̃ g, zero at a minimum."""
+    quadratic: bool
+    """Whether the loss of all data is quadratic in f (a Gaussian likelihood)."""
+    of_step: bool = False
+    """Whether it is that of a training step, whose anchor is no minimum."""
+
+    @property
+    def laplace(self) -> float:
+        """The Laplace evidence at the anchor."""
+        return self.log_likelihood - self.prior_penalty - self.complexity
+
+    @property
+    def linear_model(self) -> float:
+        """The evidence of the linear model: exact for a Gaussian likelihood, whether or not w is a minimum."""
+        return self.laplace + self.correction
+
+    @property
+    def value(self) -> float:
+        """The one to use: that of the linear model for a Gaussian likelihood or a step, Laplace's for the others."""
+        return self.linear_model if self.quadratic or self.of_step else self.laplace
+
+    def __float__(self) -> float:
+        """`value`."""
+        return self.value
+
+    def __str__(self) -> str:
+        """The terms and their sum."""
+        terms = f"{self.log_likelihood:.2f} fit − {self.prior_penalty:.2f} prior − {self.complexity:.2f} complexity"
+        correction = f" + {self.correction:.2f} correction" if self.quadratic or self.of_step else ""
+        return f"log evidence {self.value:.2f} = {terms}{correction}"
+
+
+@dataclass(frozen=True, eq=False)
+class EvidenceGradient:
+    """∂ log evidence / ∂δ for each weight, and / ∂σ in the shape of σ.
+
+    σ is None unless the likelihood is Gaussian, the features are those of Gauss-Newton, and σ is the noise of all the
+    data (not so for a GP that was conditioned on data with a likelihood of their own).
+    """
+
+    prior_precision: Float[Tensor, " P"]
+    sigma: Tensor | None
+    layout: Layout
+
+    def scalar(self) -> Float[Tensor, ""]:
+        """With respect to one δ shared by all weights."""
+        return self.prior_precision.sum()
+
+    def per_layer(self) -> Float[Tensor, " L"]:
+        """With respect to one δ a layer, in the order of `layout.layers`."""
+        return self.layout.sum_by_layer(self.prior_precision)
+
+
+def evidence(inference: Inference) -> Evidence:
+    """The log marginal likelihood of the data that `inference` has seen."""
+    model = inference.model
+    return Evidence(
+        log_likelihood=model.expansion.log_likelihood.item(),
+        prior_penalty=0.5 * model.prior.squared_distance(model.expansion.anchor).item(),
+        complexity=0.5 * inference.log_det_ratio().item(),
+        correction=0.5 * (model.gradient @ inference.step).item(),
+        quadratic=model.expansion.quadratic,
+        of_step=model.of_step,
+    )
+
+
+def evidence_gradient(inference: Inference, likelihood: Likelihood, layout: Layout) -> EvidenceGradient:
+    """Gradients of `Evidence.value`, at fixed weights and features.
+
+    ∂/∂δ_p = ½ [ 1/δ_p − Σ̃_pp − (u_p − m_p)² ], u = μ for a Gaussian likelihood, else the anchor w;
+    ∂/∂λ   = ½ [ 1/λ − (ỹ − Jμ)² − (J Σ̃ Jᵀ) ] for each datum and output, λ = σ⁻².
+    """
+    prior = inference.model.prior
+    if not isinstance(prior.precision, Diagonal):
+        raise InputError("The gradient with respect to δ is defined for a diagonal prior; this one is not.")
+    quadratic = inference.model.expansion.quadratic
+    mean = inference.model.expansion.anchor.double() - (inference.step if quadratic else 0.0)
+    spread = inference.weight_variances() + (mean - prior.mean.double()).square()
+    gradient = 0.5 * (prior.precision.values.double().reciprocal() - spread)
+    return EvidenceGradient(gradient, _sigma_gradient(inference, likelihood), layout)
+
+
+def _sigma_gradient(inference: Inference, likelihood: Likelihood) -> Tensor | None:
+    """∂/∂σ by the chain rule λ = σ⁻², summed to the shape of σ."""
+    expansion = inference.model.expansion
+    if not expansion.quadratic or not isinstance(likelihood, GaussianLikelihood) or not _made_by(likelihood, expansion):
+        return None
+    precision = expansion.root.diagonal(dim1=1, dim2=2).double().square()
+    pushed = expansion.features.jvp(expansion.inputs, inference.step[:, None].to(expansion.anchor.dtype))[..., 0]
+    misfit = -expansion.residual.double() / precision + pushed.double()
+    variances = inference.marginal(expansion.features, expansion.inputs).diagonal(dim1=1, dim2=2).double()
+    by_precision = 0.5 * (precision.reciprocal() - misfit.square() - variances)
+    by_sigma = by_precision * -2 * precision**1.5
+    return by_sigma.sum_to_size(likelihood.sigma.shape)
+
+
+def _made_by(likelihood: GaussianLikelihood, expansion: Expansion) -> bool:
+    """Whether the sites of all the data have the noise of this likelihood (which does not depend on f)."""
+    if likelihood.per_example and len(likelihood.sigma) != expansion.num_examples:
+        return False
+    return torch.equal(likelihood.noise_precision_root(torch.zeros_like(expansion.residual)), expansion.root)

@@ -1,1 +1,0 @@
-"""The paper's experiments: a frozen config with presets, and run(config) -> result."""

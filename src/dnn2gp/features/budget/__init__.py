@@ -1,0 +1,1 @@
+"""Memory: how large chunks may be, what a computation will need, and results too large for memory."""

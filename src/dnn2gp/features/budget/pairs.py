@@ -1,0 +1,127 @@
+"""Pairs of blocks of examples: the order in which a kernel matrix is computed, within the memory budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from dnn2gp.features.budget.peak import Peak
+from dnn2gp.features.budget.size import BlockSize, products
+from dnn2gp.features.factors import Factors
+from dnn2gp.support.memory import chunks, require, room
+from dnn2gp.support.progress import track
+
+Maker = Callable[[slice], Factors]
+
+
+@dataclass(frozen=True)
+class PairSide:
+    """One axis of a kernel: how many examples, what the factors of one cost, and how they are made."""
+
+    num_examples: int
+    rows: int
+    """R, the rows of an example."""
+    kept: int
+    """Bytes of an example's factors."""
+    need: Peak
+    """Bytes of examples while their factors are made."""
+    blocks: tuple[BlockSize, ...]
+    """The sizes of its blocks, and"""
+    itemsize: int
+    """bytes of a number."""
+    make: Maker
+    most: int = 128
+    """Examples that are made at once at the most,"""
+    fewest: int = 1
+    """and at the least."""
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """Blocks of `block` examples; the factors of `held` of the left ones are there at once, and of the right ones all
+    or one block. `bytes` is the peak of all this."""
+
+    block: int
+    held: int
+    right_held: bool
+    bytes: int
+
+    def made(self, rows: int, columns: int | None) -> int:
+        """How many examples' factors are made in all, for rows × columns (None: a triangle of rows × rows)."""
+        starts = range(0, rows, self.held)
+        if columns is None:
+            return rows + sum(rows - min(rows, start + self.held) for start in starts)
+        return rows + columns * (1 if self.right_held else len(starts))
+
+
+# Rows of a block of a kernel matrix: large enough for a fast product, small enough that it stays in a cache.
+_BLOCK_ROWS = 1024
+
+
+def plan_pairs(
+    left: PairSide,
+    right: PairSide | None,
+    entry: int,
+    budget: int,
+    what: str,
+    instead: str,
+    *,
+    whole: bool = True,
+    beside: int = 0,
+) -> PairPlan:
+    """The largest blocks, and as many held factors, as fit into `budget` with `beside` bytes for the result; `entry` is
+    the bytes of one entry's pairs.
+
+    `right` None means a symmetric kernel, of which one triangle is computed. `whole`: all pairs of rows are computed,
+    so that blocks of a few rows have work enough.
+    """
+    other, space = left if right is None else right, room(budget) - beside
+    rows = max(left.rows, other.rows)
+    block = max(1, min(left.most, other.most, _BLOCK_ROWS // rows if whole else left.most))
+    block = max(1, min(block, max(left.num_examples, other.num_examples)))
+    while True:
+        # What a block's products need (it, a layer's product, and what that is multiplied with), or making a block; and
+        # one block of factors on each side.
+        besides = products(left.blocks, other.blocks, block, left.rows, other.rows) * left.itemsize
+        multiplied = 3 * entry * block**2 + besides
+        fixed = max(multiplied, left.need(max(block, left.fewest)), other.need(max(block, other.fewest)))
+        least = fixed + block * (left.kept + other.kept)
+        if least <= space or block == 1:
+            break
+        block = max(1, block // 2)
+    require(beside + least, budget, what, instead)
+    everything = left.num_examples * left.kept + (0 if right is None else right.num_examples * right.kept)
+    if fixed + everything <= space:
+        return PairPlan(block, left.num_examples, True, fixed + everything)
+    more = (space - fixed - block * other.kept) // max(1, left.kept)
+    held = min(left.num_examples, max(block, more // block * block))
+    return PairPlan(block, held, False, fixed + held * left.kept + block * other.kept)
+
+
+def pairs(
+    left: PairSide, right: PairSide | None, plan: PairPlan, what: str
+) -> Iterator[tuple[slice, slice, Factors, Factors]]:
+    """(left examples, right examples, the factors of each) for all pairs of blocks, or for one triangle of them."""
+    other = left if right is None else right
+    columns = list(chunks(other.num_examples, plan.block))
+    kept = [other.make(part) for part in columns] if plan.right_held and right is not None else None
+    groups = list(chunks(left.num_examples, plan.held))
+    steps = track(range(-(-left.num_examples // plan.block)), what)
+    for group in groups:
+        parts = [
+            slice(group.start + p.start, group.start + p.stop) for p in chunks(group.stop - group.start, plan.block)
+        ]
+        own: dict[int, Factors] = {}
+        own.update((part.start, left.make(part)) for part in parts)
+        for index, part in enumerate(parts):
+            next(steps, None)
+            for mate in parts[index:] if right is None else []:
+                yield part, mate, own[part.start], own[mate.start]
+        for position, column in enumerate(columns):
+            if right is None and column.start < group.stop:
+                continue
+            factors = kept[position] if kept is not None else other.make(column)
+            for part in parts:
+                yield part, column, own[part.start], factors
+    for _ in steps:
+        pass

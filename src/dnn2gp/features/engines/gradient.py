@@ -1,0 +1,81 @@
+"""Gradient features (empirical Fisher): φ = gᵢ = ∇_w ℓᵢ(w), v = 1, D = 1, one column an example."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.features.budget.footprint import Footprint
+from dnn2gp.features.budget.work import MemoryTrial
+from dnn2gp.features.cotangents import Cotangents, resolved
+from dnn2gp.features.engines.network_features import NetworkFeatures
+from dnn2gp.features.factors import Factors
+from dnn2gp.features.feature_map import FeatureMap
+from dnn2gp.network.inputs import Inputs, leaves
+
+
+class GradientFeatures(FeatureMap):
+    """φ_w(x, y) = ∇_w ℓ(y, f_w(x)) = J_w(x)ᵀ r_w(x, y) ∈ R^{P×1}, so that ∇²ℓ ≈ φ φᵀ.
+
+    An example is x with the residual r_w(x, y) that it has at the anchor: the tuple that `pair` makes.
+    """
+
+    def __init__(self, jacobian: NetworkFeatures, form: Inputs) -> None:
+        """Gradients at the anchor of `jacobian`; `form` shows how the inputs x are packed."""
+        self.jacobian_features = jacobian
+        self.anchor, self.memory_budget = jacobian.anchor, jacobian.memory_budget
+        self.num_weights, self.num_outputs, self.fewest = jacobian.num_weights, 1, jacobian.fewest
+        self.form = form
+
+    @staticmethod
+    def pair(inputs: Inputs, residual: Float[Tensor, "N K"]) -> tuple[Tensor, ...]:
+        """(x, r_w(x, y)) as one set of inputs."""
+        return (*leaves(inputs), residual)
+
+    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None, *, apart: bool = False) -> Factors:
+        """gᵢᵀ of each example: rᵀJ, by the blocks of the network's engine."""
+        residual = leaves(inputs)[-1].unsqueeze(-1)
+        ones = residual.new_ones(len(residual), 1)  # what a function of "outputs" sees: v = 1
+        columns = residual if cotangents is None else residual * resolved(cotangents, ones)
+        return self.jacobian_features.factors(self.examples(inputs), columns, apart=apart)
+
+    def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
+        """That of the network's engine."""
+        return self.jacobian_features.footprint(self.examples(inputs), num_rows)
+
+    def _trial(self, inputs: Inputs, num_rows: int, apart: bool) -> MemoryTrial:
+        """With the checks of the network's engine."""
+        engine = self.jacobian_features
+        with engine.unchecked():
+            return engine.checked(super()._trial(inputs, num_rows, apart))
+
+    def fast_chunk(self, num_rows: int) -> int:
+        """That of the network's engine."""
+        return self.jacobian_features.fast_chunk(num_rows)
+
+    @property
+    def parts(self) -> list[slice]:
+        """Those of the network's engine."""
+        return self.jacobian_features.parts
+
+    @property
+    def layers(self) -> list[tuple[slice, ...]]:
+        """Those of the network."""
+        return self.jacobian_features.layers
+
+    def kronecker_numbers(self) -> int:
+        """Those of the network's engine."""
+        return self.jacobian_features.kronecker_numbers()
+
+    def pair_operations(self, left_rows: int, right_rows: int, *, trace: bool = False) -> float:
+        """Those of the network's engine."""
+        return self.jacobian_features.pair_operations(left_rows, right_rows, trace=trace)
+
+    def examples(self, inputs: Inputs) -> Inputs:
+        """x of each pair, packed as the network takes it."""
+        xs = leaves(inputs)[:-1]
+        if isinstance(self.form, Tensor):
+            return xs[0]
+        if isinstance(self.form, dict):
+            return dict(zip(self.form, xs, strict=True))
+        return type(self.form)(xs)

@@ -1,0 +1,207 @@
+"""One forward pass in which every use of a weight is noted, and the gradients of those uses' outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from dnn2gp.features.engines.layerwise.rules import Rules, Use
+from dnn2gp.features.engines.layerwise.weights import FlatWeights
+
+_RELU = frozenset({torch.relu, F.relu, Tensor.relu})
+_MAX_POOL = frozenset({F.max_pool1d, F.max_pool2d, F.max_pool3d})
+
+
+class UseRecorder(TorchFunctionMode):
+    """Sees every torch function that is called inside it, and notes those that weights go into.
+
+    No hook is put on any module, so there is none to remove, and the user's own hooks run as ever. A function with a
+    rule gives a use; one with a body is computed by that body; weights in any other function are `unknown`.
+    """
+
+    def __init__(self, weights: FlatWeights, *, keep_graph: bool = False) -> None:
+        """Note the uses of `weights`; `keep_graph` keeps what is needed to differentiate with respect to the inputs."""
+        super().__init__()
+        self.weights, self.keep_graph = weights, keep_graph
+        self.uses: list[tuple[Use, GradientEdge]] = []
+        self.unknown: list[slice] = []
+        self.views: list[Tensor] = []
+        self.calls: list[tuple[list[Tensor], list[Tensor]]] = []
+        """The weights and the results of every function that weights went into, in order."""
+        self.rearranges = False
+        """Whether the network picks or orders things by values, so that examples may be found elsewhere next time."""
+        self._versions: list[tuple[Tensor, int]] = []
+        self._relu: tuple[Tensor, int, Tensor, int] | None = None
+        """The output and input of the last ReLU, with their versions."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        """Compute the function, and note the weights that went into it."""
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") == "__get__":  # a property such as w.shape or w.T
+            return func(*args, **kwargs)
+        given = [value for value in _tensors(args, kwargs) if self.weights.holds(value)]
+        self.rearranges = self.rearranges or _rearranges(func, args)
+        if not given:
+            return self._computed(func, args, kwargs)
+        if func in Rules.bodies:
+            with self:
+                output = Rules.bodies[func](*args, **kwargs)
+            if output is not NotImplemented:
+                return output
+        output = func(*args, **kwargs)
+        return self._noted(func, args, kwargs, output, given)
+
+    def changed(self) -> bool:
+        """Whether the network changed something in place that was kept."""
+        return any(tensor._version != version for tensor, version in self._versions)
+
+    def _computed(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+        """A function that no weight goes into; max_pool(relu(z)) as relu(max_pool(z)), with less to differentiate.
+
+        The numbers and derivatives are the same: where the largest entry z of a window is positive it is the same one,
+        and elsewhere both derivatives are zero.
+        """
+        if func in _MAX_POOL and not kwargs.get("return_indices"):
+            before = self._before_relu(args)
+            if before is not None:
+                return torch.relu(func(before, *args[1:], **kwargs))
+        output = func(*args, **kwargs)
+        if func in _RELU and len(args) == 1 and output is not args[0]:
+            self._relu = (output, output._version, args[0], args[0]._version)
+        return output
+
+    def _before_relu(self, args: tuple) -> Tensor | None:
+        """z, if the first argument is relu(z) and neither was changed in place since."""
+        if self._relu is None or not args or args[0] is not self._relu[0]:
+            return None
+        output, output_version, before, before_version = self._relu
+        return before if (output._version, before._version) == (output_version, before_version) else None
+
+    def _noted(self, func: Callable[..., Any], args: tuple, kwargs: dict, output: Any, given: list[Tensor]) -> Any:
+        results = _tensors((output,), {})
+        if all(self.weights.holds(value) for value in results):  # a view of weights, or a size: no use yet
+            self.views += results
+            return output
+        self.calls.append((given, results))
+        known = None
+        same_dtype = isinstance(output, Tensor) and output.dtype == given[0].dtype  # else autocast is at work
+        if isinstance(output, Tensor) and output.requires_grad and same_dtype and func in Rules.rules:
+            output = output.clone() if output._is_view() and not _in_place(func) else output
+            known = self._kept(func, args, kwargs, output)
+        if known is None or output._is_view():
+            self.unknown += [self.weights.extent(value) for value in given]
+            return output
+        for use in known if isinstance(known, tuple) else (known,):
+            self.uses.append((use, get_gradient_edge(output)))
+            if use.kept is not None:
+                self._versions.append((use.kept, use.kept._version))
+        return output
+
+    def _kept(self, func: Callable[..., Any], args: tuple, kwargs: dict, output: Tensor) -> Any:
+        """What the rule keeps of a call; without the graph that made its arguments, unless that is asked for."""
+        rule = Rules.rules[func]
+        if self.keep_graph:
+            return rule(self.weights, args, kwargs, output)
+        with torch.no_grad():
+            plain = tuple(_detached(value) for value in args)
+            return rule(self.weights, plain, {name: _detached(value) for name, value in kwargs.items()}, output)
+
+
+def gradients(
+    outputs: Float[Tensor, "n K"],
+    uses: Sequence[tuple[Use, GradientEdge]],
+    cotangents: Float[Tensor, "R n K"],
+    *,
+    batched: bool,
+    create_graph: bool,
+) -> list[Float[Tensor, "R ..."] | None]:
+    """∂(uᵣᵀ f)/∂z for the output z of every use and R cotangents u; None for outputs that f does not depend on.
+
+    One batched backward pass for all cotangents, or one pass each: the latter where a layer has no batching rule, where
+    the result is differentiated again, and where activations are large, since each gradient can then go where it is
+    wanted, beside those of the other cotangents for the same example. What a use condenses (`Use.condensed`) is
+    condensed here.
+    """
+    edges = [edge for _, edge in uses]
+    if batched:
+        found = torch.autograd.grad(outputs, edges, cotangents, is_grads_batched=True, allow_unused=True)
+        pairs = zip(uses, found, strict=True)
+        with torch.no_grad():
+            return [None if gradient is None else use.condensed(gradient) for (use, _), gradient in pairs]
+    stacks = [_Stack(len(cotangents), use.cotangent_axis, create_graph) for use, _ in uses]
+    for position, cotangent in enumerate(cotangents):
+        keep = create_graph or position < len(cotangents) - 1
+        found = torch.autograd.grad(
+            outputs, edges, cotangent, retain_graph=keep, allow_unused=True, create_graph=create_graph
+        )
+        with torch.set_grad_enabled(create_graph):
+            for (use, _), stack, gradient in zip(uses, stacks, found, strict=True):
+                if gradient is not None:
+                    stack.add(use.condensed(gradient.unsqueeze(0)).squeeze(0))
+    return [stack.result() for stack in stacks]
+
+
+class _Stack:
+    """Gradients of R cotangents as one tensor R × …, whose memory has the cotangents where a use likes them."""
+
+    def __init__(self, count: int, axis: int, create_graph: bool) -> None:
+        self.count, self.axis, self.create_graph = count, axis, create_graph
+        self.parts: list[Tensor] = []
+        self.values: Tensor | None = None
+        self.filled = 0
+
+    def add(self, gradient: Tensor) -> None:
+        if self.create_graph or gradient.ndim == 0:
+            self.parts.append(gradient)
+            return
+        if self.values is None:
+            axis = self.axis % (gradient.ndim + 1)
+            shape = (*gradient.shape[:axis], self.count, *gradient.shape[axis:])
+            self.values = gradient.new_empty(shape).movedim(axis, 0)
+        self.values[self.filled] = gradient
+        self.filled += 1
+
+    def result(self) -> Tensor | None:
+        return torch.stack(self.parts) if self.parts else self.values
+
+
+_BY_VALUE = {"index_select", "gather", "masked_select", "nonzero", "sort", "argsort", "topk", "take_along_dim", "take"}
+_BY_VALUE |= {"scatter", "scatter_", "index_put_", "item", "tolist", "__bool__", "__int__", "__float__", "__index__"}
+
+
+def _rearranges(func: Callable[..., Any], args: tuple) -> bool:
+    """Whether a function picks entries of a tensor by the values of another: x[mask], gather, sort, …"""
+    name = getattr(func, "__name__", "")
+    if name == "__getitem__":
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(isinstance(entry, Tensor | list) for entry in index)
+    return name in _BY_VALUE
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _tensors(args: tuple, kwargs: dict) -> list[Tensor]:
+    """The tensors among the arguments of a call, also in lists."""
+    found = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [item for item in value if isinstance(item, Tensor)]
+    return found
+
+
+def _in_place(func: Callable[..., Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    return name.startswith("__i") if name.startswith("__") else name.endswith("_")

@@ -1,0 +1,16 @@
+"""One rule a layer kind. Importing this package registers them."""
+
+from dnn2gp.features.engines.layerwise.rules import (
+    attention,
+    convolution,
+    elementwise,
+    embedding,
+    linear,
+    normalisation,
+    recurrent,
+)
+from dnn2gp.features.engines.layerwise.rules.base import Rule, Rules, Use, argument, body, rule
+
+__all__ = ["Rule", "Rules", "Use", "argument", "body", "rule"]
+
+_BUILT_IN = (attention, convolution, elementwise, embedding, linear, normalisation, recurrent)

@@ -1,0 +1,250 @@
+"""Convolutions in one, two and three dimensions, and transposed ones: linear maps of patches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.features.blocks import Arrangement, Block, Outer, Rows
+from dnn2gp.features.engines.layerwise.batching import BatchAxis
+from dnn2gp.features.engines.layerwise.rules.base import Use, argument, rule
+from dnn2gp.features.engines.layerwise.rules.elementwise import Broadcast
+from dnn2gp.features.engines.layerwise.weights import FlatWeights
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Kernel size, stride, padding (before, after) and dilation, one an axis, and the groups of channels."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def patches(
+        self, x: Float[Tensor, "B C *space"], space: Sequence[int], *, bias: bool = False
+    ) -> Float[Tensor, "B g i L"]:
+        """The patches of x that meet the kernel at each of the L output positions, i = C/g · kernel entries.
+
+        With a bias they have one more entry, 1.
+        """
+        view, sizes = self._view(x, space), (prod(self.kernel), prod(space))
+        groups, size = self.groups, x.shape[1] // self.groups * sizes[0]
+        if not bias or x.requires_grad:
+            flat = view.reshape(len(x), groups, size, sizes[1])
+            return flat if not bias else torch.cat([flat, flat.new_ones(len(x), groups, 1, sizes[1])], 2)
+        result = x.new_empty(len(x), groups, size + 1, sizes[1])
+        result[:, :, -1] = 1
+        result[:, :, :-1].view(view.shape).copy_(view)
+        return result
+
+    def _view(self, x: Float[Tensor, "B C *space"], space: Sequence[int]) -> Tensor:
+        """The padded x seen as B × C × kernel × space, without a copy."""
+        flat = [size for pair in reversed(self.padding) for size in pair]
+        x = (F.pad(x, flat) if any(flat) else x).contiguous()
+        strides = x.stride()
+        steps = strides[2:]
+        return x.as_strided(
+            (*x.shape[:2], *self.kernel, *space),
+            (
+                *strides[:2],
+                *(d * s for d, s in zip(self.dilation, steps, strict=True)),
+                *(k * s for k, s in zip(self.stride, steps, strict=True)),
+            ),
+            x.storage_offset(),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _PatchUse(Use):
+    """What both kinds of convolution keep: the input and the geometry."""
+
+    x: Float[Tensor, "B C *space"]
+    geometry: Geometry
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The first axis."""
+        return (self.x.shape[0],)
+
+    @property
+    def kept(self) -> Tensor:
+        """The input."""
+        return self.x
+
+
+# Positions for each entry of a patch from which on rows are made one cotangent after the other: narrow matrix products
+# are slow, but so is keeping all of the gradients.
+_MANY_POSITIONS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class ConvolutionUse(_PatchUse):
+    """z[:, l] = W patch_l + b: ∂f/∂W = Σ_l g_l patch_lᵀ, group by group."""
+
+    def summed(self) -> Use:
+        """The sums over positions, where there are many positions for a small patch."""
+        space, channels = self.output_shape[2:], self.x.shape[1]
+        if self.geometry.groups > 1 or _MANY_POSITIONS * channels * prod(self.geometry.kernel) > prod(space):
+            return self
+        patches = self.geometry.patches(self.x, space, bias=len(self.parts) == 2).squeeze(1)
+        return SummedConvolutionUse(self.parts, self.output_shape, self.x, self.geometry, patches)
+
+    def block(self, gradients: Float[Tensor, "R B O *space"], examples: BatchAxis, num_examples: int) -> Block:
+        """A: n × i × L and G: n × R × o × L; rows where there are groups."""
+        groups, space = self.geometry.groups, gradients.shape[3:]
+        bias = len(self.parts) == 2
+        patches = self.geometry.patches(self.x, space, bias=bias and groups == 1)
+        G = gradients.flatten(3)
+        if groups > 1:
+            return _grouped(patches, G.unflatten(2, (groups, -1)), self.parts, examples, num_examples)
+        A, G = _positions(patches.squeeze(1), G, examples, num_examples)
+        return Outer(A, G, self.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class SummedConvolutionUse(_PatchUse):
+    """The rows Σ_l g_l patch_lᵀ of each cotangent as soon as its gradients g are there, which need not be kept then."""
+
+    patches: Float[Tensor, "B i L"]
+
+    def condensed(self, gradients: Float[Tensor, "R B O *space"]) -> Float[Tensor, "R B O i"]:
+        """Σ_l g_l patch_lᵀ."""
+        return gradients.flatten(3) @ self.patches.mT
+
+    def block(self, gradients: Float[Tensor, "R B O i"], examples: BatchAxis, num_examples: int) -> Rows:
+        """The rows, summed over what else the first axis counts."""
+        rows = examples.moved(gradients.transpose(0, 1), num_examples, 0, 1)  # n c R o i
+        rows = rows.squeeze(1) if rows.shape[1] == 1 else rows.sum(1)
+        arrangement = Arrangement(rows.shape[2], rows.shape[3], len(self.parts) == 2)
+        return Rows(rows.flatten(2), self.parts, arrangement=arrangement)
+
+
+@dataclass(frozen=True, eq=False)
+class TransposedConvolutionUse(_PatchUse):
+    """The transpose of a convolution: ∂f/∂W[c] = Σ_l x_cl patch_l(g), with the patches taken from the gradient."""
+
+    def block(self, gradients: Float[Tensor, "R B O *space"], examples: BatchAxis, num_examples: int) -> Block:
+        """A = x: n × C × L; G = patches of the gradient: n × R × (O·kernel) × L; the weight lies as C × (O·kernel)."""
+        groups, R = self.geometry.groups, gradients.shape[0]
+        patches = self.geometry.patches(gradients.flatten(0, 1), self.x.shape[2:]).unflatten(0, (R, -1))
+        x = self.x.flatten(2)
+        if groups > 1:
+            x = x.unflatten(1, (groups, -1))
+            return _grouped(x, patches, self.parts, examples, num_examples, transposed=True)
+        A, G = _positions(x, patches.squeeze(2), examples, num_examples)
+        return Outer(A, G, self.parts, transposed=True)
+
+
+def _positions(
+    A: Float[Tensor, "B i L"], G: Float[Tensor, "R B o L"], examples: BatchAxis, num_examples: int
+) -> tuple[Float[Tensor, "n i l"], Float[Tensor, "n R o l"]]:
+    """Examples first; what else the first axis counts joins the positions."""
+    A = examples.moved(A, num_examples, 0, 1)  # n c i L
+    G = examples.moved(G, num_examples, 1, 1)  # R n c o L
+    if A.shape[1] == 1:
+        return A.squeeze(1), G.squeeze(2).transpose(0, 1).contiguous()
+    return A.transpose(1, 2).flatten(2), G.permute(1, 0, 3, 2, 4).flatten(3)
+
+
+def _grouped(
+    A: Float[Tensor, "B g i L"],
+    G: Float[Tensor, "R B g o L"],
+    parts: tuple[slice, ...],
+    examples: BatchAxis,
+    num_examples: int,
+    transposed: bool = False,
+) -> Rows:
+    """Rows of a convolution with groups, each of which has a small matrix of its own."""
+    equation = "rbgol,bgil->brgio" if transposed else "rbgol,bgil->brgoi"
+    rows = torch.einsum(equation, G, A).flatten(2)
+    if len(parts) == 2:
+        rows = torch.cat([rows, G.sum(-1).flatten(2).transpose(0, 1)], -1)
+    return Rows(examples.moved(rows, num_examples, 0, 1).sum(1), parts)
+
+
+def _sizes(value: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """One number an axis."""
+    if isinstance(value, int):
+        return (value,) * count
+    return tuple(value) * count if len(value) == 1 else tuple(value)
+
+
+def _padding(
+    value: int | str | Sequence[int], kernel: Sequence[int], dilation: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    if value == "valid":
+        return ((0, 0),) * len(kernel)
+    if value == "same":
+        totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        return tuple((total // 2, total - total // 2) for total in totals)
+    assert not isinstance(value, str)
+    return tuple((p, p) for p in _sizes(value, len(kernel)))
+
+
+def _bias_alone(weights: FlatWeights, bias: object, output: Tensor) -> Use | None:
+    place = weights.find(bias)
+    if place is None:
+        return None
+    return Broadcast((place,), tuple(output.shape), None, (output.shape[1], *(1,) * (output.ndim - 2)))
+
+
+@rule(torch.conv1d, torch.conv2d, torch.conv3d)
+def convolution(weights: FlatWeights, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Use | None:
+    """F.conv(x, W, b, stride, padding, dilation, groups)."""
+    x, weight, bias = (argument(args, kwargs, i, n) for i, n in enumerate(("input", "weight", "bias")))
+    axes = weight.ndim - 2
+    if x.ndim != axes + 2 or weights.holds(x):
+        return None
+    if not weights.holds(weight):
+        return _bias_alone(weights, bias, output)
+    place, bias = weights.find(weight), weights.find(bias)
+    if place is None:
+        return None
+    kernel, dilation = tuple(weight.shape[2:]), _sizes(argument(args, kwargs, 5, "dilation", 1), axes)
+    geometry = Geometry(
+        kernel,
+        _sizes(argument(args, kwargs, 3, "stride", 1), axes),
+        _padding(argument(args, kwargs, 4, "padding", 0), kernel, dilation),
+        dilation,
+        argument(args, kwargs, 6, "groups", 1),
+    )
+    return ConvolutionUse((place,) if bias is None else (place, bias), tuple(output.shape), x, geometry)
+
+
+@rule(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+def transposed_convolution(
+    weights: FlatWeights, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+) -> Use | tuple[Use, ...] | None:
+    """F.conv_transpose(x, W, b, stride, padding, output_padding, groups, dilation)."""
+    x, weight, bias = (argument(args, kwargs, i, n) for i, n in enumerate(("input", "weight", "bias")))
+    axes = weight.ndim - 2
+    if x.ndim != axes + 2 or weights.holds(x):
+        return None
+    alone = _bias_alone(weights, bias, output)
+    if not weights.holds(weight):
+        return alone
+    place = weights.find(weight)
+    if place is None:
+        return None
+    kernel, stride = tuple(weight.shape[2:]), _sizes(argument(args, kwargs, 3, "stride", 1), axes)
+    dilation = _sizes(argument(args, kwargs, 7, "dilation", 1), axes)
+    before = _sizes(argument(args, kwargs, 4, "padding", 0), axes)
+    # The gradient must reach over every patch: (size − 1) stride + dilation (kernel − 1) + 1 entries an axis.
+    after = tuple(
+        (size - 1) * s + d * (k - 1) + 1 - out - p
+        for size, s, d, k, out, p in zip(x.shape[2:], stride, dilation, kernel, output.shape[2:], before, strict=True)
+    )
+    geometry = Geometry(
+        kernel, stride, tuple(zip(before, after, strict=True)), dilation, argument(args, kwargs, 6, "groups", 1)
+    )
+    use = TransposedConvolutionUse((place,), tuple(output.shape), x, geometry)
+    return use if alone is None else (use, alone)

@@ -1,0 +1,120 @@
+"""The Jacobians at S weights, below one another as Appendix A.2 has them for S samples of q_t, or averaged (B.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.features.budget.footprint import Footprint
+from dnn2gp.features.checks import check_cotangents, check_vectors
+from dnn2gp.features.cotangents import Cotangents, resolved
+from dnn2gp.features.engines.network_features import NetworkFeatures
+from dnn2gp.features.factors import Factors
+from dnn2gp.features.feature_map import FeatureMap
+from dnn2gp.network import Network
+from dnn2gp.network.inputs import Inputs, num_examples
+from dnn2gp.support.errors import InputError
+from dnn2gp.support.memory import bounded
+
+
+class _SeveralMaps(FeatureMap):
+    """Features made of the Jacobians of one network at S weights."""
+
+    def __init__(self, maps: Sequence[NetworkFeatures]) -> None:
+        """One map for each of the S weights, all of one network."""
+        if not maps:
+            raise InputError("maps: expected the features at one sample at the least; got none.")
+        first = maps[0]
+        self.maps = tuple(maps)
+        self.anchor, self.memory_budget = first.anchor, first.memory_budget
+        self.num_weights, self.num_outputs = first.num_weights, first.num_outputs
+        self.fewest = max(each.fewest for each in maps)
+
+    @property
+    def network(self) -> Network:
+        """f_w(x), the same for all maps."""
+        return self.maps[0].network
+
+    def __repr__(self) -> str:
+        """Of how many maps."""
+        return f"{type(self).__name__}({len(self.maps)} × {self.maps[0]!r})"
+
+    def check(self, inputs: Inputs) -> Inputs:
+        """These inputs, as the network takes them."""
+        return self.maps[0].check(inputs)
+
+    def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
+        """R · P numbers."""
+        rows = self.anchor.element_size() * num_rows * self.num_weights
+        return Footprint(rows, rows, 6.0 * num_rows * self.num_weights * len(self.maps))
+
+
+class StackedFeatures(_SeveralMaps):
+    """φ(x)ᵀ = [J_{w₁}(x); …; J_{w_S}(x)] ∈ R^{SK×P}: the features of the linear model of Theorem 2 with S samples."""
+
+    def __init__(self, maps: Sequence[NetworkFeatures]) -> None:
+        """One map for each of the S weights, all of one network."""
+        super().__init__(maps)
+        self.num_outputs = len(maps) * maps[0].num_outputs
+
+    def outputs(self, inputs: Inputs) -> Float[Tensor, "N SK"]:
+        """f_{w_s}(x) of each sample, side by side."""
+        return torch.cat([each.outputs(inputs) for each in self.maps], 1)
+
+    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None, *, apart: bool = False) -> Factors:
+        """The rows of all maps: layers have other inputs at each of the weights, so they share no factors."""
+        if cotangents is None:
+            return Factors.of_rows(torch.cat([each.factors(inputs).rows() for each in self.maps], 1))
+        if not isinstance(cotangents, Tensor):
+            cotangents = resolved(cotangents, self.outputs(inputs))
+        pieces = self._split(cotangents)
+        rows = self.maps[0].factors(inputs, pieces[0]).rows()
+        for each, own in zip(self.maps[1:], pieces[1:], strict=True):
+            rows = rows + each.factors(inputs, own).rows()
+        return Factors.of_rows(rows)
+
+    @bounded
+    def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N SK S"]:
+        """J v of each map."""
+        check_vectors(vectors, self.num_weights)
+        return torch.cat([each.jvp(inputs, vectors) for each in self.maps], 1)
+
+    @bounded
+    def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N SK S"]) -> Float[Tensor, "P S"]:
+        """Σ_s J_sᵀ u_s."""
+        check_cotangents(cotangents, num_examples(inputs), self.num_outputs)
+        pulled = [each.vjp(inputs, own) for each, own in zip(self.maps, self._split(cotangents), strict=True)]
+        return torch.stack(pulled).sum(0)
+
+    def _split(self, columns: Float[Tensor, "N SK R"]) -> list[Float[Tensor, "N K R"]]:
+        return [own.contiguous() for own in columns.split(self.maps[0].num_outputs, 1)]
+
+
+class AveragedFeatures(_SeveralMaps):
+    """φ(x)ᵀ = (1/S) Σ_s J_{w_s}(x): the features of the average of S maps, as Appendix B.3 predicts with it."""
+
+    def outputs(self, inputs: Inputs) -> Float[Tensor, "N K"]:
+        """The average of f_{w_s}(x)."""
+        return torch.stack([each.outputs(inputs) for each in self.maps]).mean(0)
+
+    def factors(self, inputs: Inputs, cotangents: Cotangents | None = None, *, apart: bool = False) -> Factors:
+        """The average of the rows."""
+        if cotangents is not None and not isinstance(cotangents, Tensor):
+            cotangents = resolved(cotangents, self.outputs(inputs))
+        rows = self.maps[0].factors(inputs, cotangents).rows()
+        for each in self.maps[1:]:
+            rows = rows + each.factors(inputs, cotangents).rows()
+        return Factors.of_rows(rows / len(self.maps))
+
+    @bounded
+    def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N K S"]:
+        """J v, averaged."""
+        return torch.stack([each.jvp(inputs, vectors) for each in self.maps]).mean(0)
+
+    @bounded
+    def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N K S"]) -> Float[Tensor, "P S"]:
+        """Jᵀ u, averaged."""
+        return torch.stack([each.vjp(inputs, cotangents) for each in self.maps]).mean(0)

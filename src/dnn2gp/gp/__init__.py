@@ -1,0 +1,13 @@
+"""Step (C): the Gaussian process that a network is, and what users do with it.
+
+May import `evidence` and the rooms below it. Start with `convert.py` (A, B and C in one call), then
+`gaussian_process.py` (predictions, kernels, samples, evidence), `diagnose.py` and `storage.py`.
+"""
+
+from dnn2gp.gp.convert import convert, convert_step
+from dnn2gp.gp.diagnose import Diagnosis, diagnose
+from dnn2gp.gp.gaussian_process import GaussianProcess
+from dnn2gp.gp.network_samples import sample_network
+from dnn2gp.gp.storage import load, save
+
+__all__ = ["Diagnosis", "GaussianProcess", "convert", "convert_step", "diagnose", "load", "sample_network", "save"]

@@ -1,0 +1,221 @@
+"""Step C: the Gaussian process that the network is. It predicts, samples, gives its kernel and its evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.evidence.function import EvidenceFunction
+from dnn2gp.evidence.per_layer import LayerEvidence
+from dnn2gp.evidence.spectrum import Spectrum
+from dnn2gp.evidence.terms import Evidence, EvidenceGradient, evidence, evidence_gradient
+from dnn2gp.evidence.tuning_result import TuningResult
+from dnn2gp.features import AveragedFeatures, NetworkFeatures, StackedFeatures
+from dnn2gp.inference import Cost, Inference, WeightSpace, costs
+from dnn2gp.inference.averaged_predictive import AveragedPredictive
+from dnn2gp.inference.kernel import Kernel
+from dnn2gp.inference.linear_model import LinearModel
+from dnn2gp.inference.predictive import Predictive
+from dnn2gp.likelihoods import Likelihood
+from dnn2gp.network import Network
+from dnn2gp.network.data import read_data
+from dnn2gp.network.inputs import Inputs, check_inputs
+from dnn2gp.support.errors import InputError
+from dnn2gp.weights.expansion import Expansion
+from dnn2gp.weights.gaussian import Gaussian
+from dnn2gp.weights.structures import Dense, Structure
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionSamples:
+    """Samples of whole functions: f_s(x) = f_w(x) + J(x)(w_s − w). The same functions at every call."""
+
+    features: NetworkFeatures | StackedFeatures
+    weights: Float[Tensor, "S P"]
+    anchor: Float[Tensor, " P"]
+    """w in the linear part: that of the linear model."""
+
+    def __call__(self, inputs: Inputs) -> Float[Tensor, "S N *shape"]:
+        """The values of each function at the inputs."""
+        network = self.features.network
+        inputs = network.check_inputs(check_inputs(inputs), keep_graph=True)
+        moves = (self.weights - self.anchor).T
+        values = self.features.outputs(inputs)[..., None] + self.features.jvp(inputs, moves)
+        values = values.unflatten(1, (-1, network.num_outputs)).mean(1)
+        return values.permute(2, 0, 1).reshape(len(self.weights), -1, *network.output_shape)
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianProcess:
+    """f ~ GP(J(x)m, J(x) V J(x')ᵀ) conditioned on the transformed data: the network as a GP.
+
+    Eq. (9) with the prior (m, V) = (0, δ⁻¹I) of Theorem 1; Eq. (14) with a general one. Where the features are those of
+    S samples (`StackedFeatures`), every answer about f or y is the average over the S maps, as in Appendix B.3.
+    """
+
+    features: NetworkFeatures | StackedFeatures
+    inference: Inference
+    likelihood: Likelihood
+    tuning: TuningResult | None = None
+    """How δ (and σ) were chosen by the evidence, with the curves; None if they were given."""
+
+    def __repr__(self) -> str:
+        """One line: sizes, likelihood, inference."""
+        expansion = self.model.expansion
+        sizes = (
+            f"{expansion.num_examples} examples, {self.network.num_outputs} outputs, {self.network.num_weights} weights"
+        )
+        inference = f"{self.inference.structure} posterior in {self.inference.name}"
+        return f"GaussianProcess({sizes}; {type(self.likelihood).__name__}; {inference})"
+
+    @property
+    def network(self) -> Network:
+        """f_w(x), the network as a function of its weights."""
+        return self.features.network
+
+    @property
+    def model(self) -> LinearModel:
+        """The linear model of step B."""
+        return self.inference.model
+
+    @property
+    def prior(self) -> Gaussian:
+        """N(m, V) over the weights."""
+        return self.model.prior
+
+    @property
+    def kernel(self) -> Kernel:
+        """The prior kernel κ(x, x') = J(x) V J(x')ᵀ, J the average of the S maps if there are several."""
+        features = self.features
+        averaged = AveragedFeatures(features.maps) if isinstance(features, StackedFeatures) else features
+        return Kernel(averaged, self.prior.precision)
+
+    @cached_property
+    def posterior(self) -> Gaussian:
+        """N(μ, Σ̃) over the weights (P × P; for function space it is formed here)."""
+        inference = self.inference
+        precision = inference.precision if isinstance(inference, WeightSpace) else WeightSpace(self.model).precision
+        return Gaussian(inference.mean, precision)
+
+    def prior_mean(self, inputs: Inputs) -> Float[Tensor, "N *shape"]:
+        """J(x) m."""
+        return self._linear(inputs, self.prior.mean)
+
+    def mean(self, inputs: Inputs) -> Float[Tensor, "N *shape"]:
+        """E[f(x) | D̃] = J(x) μ: the posterior mean over transformed outputs, as the paper draws it."""
+        return self._linear(inputs, self.inference.mean)
+
+    def covariance(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
+        """Cov(f(x), f(x') | D̃) = J(x) Σ̃ J(x')ᵀ, jointly over all inputs."""
+        inputs = self._checked(inputs)
+        other = None if other is None else self._checked(other)
+        found = self.inference.covariance(self.features, inputs, other).to(self.features.anchor.dtype)
+        if self.num_maps > 1:
+            K = self.network.num_outputs
+            found = found.unflatten(3, (-1, K)).mean(3).unflatten(1, (-1, K)).mean(1)
+        return found
+
+    @property
+    def num_maps(self) -> int:
+        """S, the samples of q_t whose features are stacked; 1 after Laplace, OGGN, or a step with one sample."""
+        return self.features.num_outputs // self.network.num_outputs
+
+    def predict(self, inputs: Inputs, likelihood: Likelihood | None = None) -> Predictive:
+        """The predictive distribution of y, Appendix B. `likelihood` gives the noise at these inputs if it differs.
+
+        Inputs that require a gradient get one: every field of the result can be differentiated with respect to them.
+        """
+        inputs = self._checked(inputs)
+        outputs = self.features.outputs(inputs)
+        shift = -self.features.jvp(inputs, self.inference.step[:, None])[..., 0]
+        kind = Predictive if self.num_maps == 1 else AveragedPredictive
+        return kind(
+            likelihood=(likelihood or self.likelihood).detached(),
+            output_shape=self.network.output_shape,
+            outputs=outputs,
+            shift=shift,
+            noise_known=likelihood is not None or not self.likelihood.per_example,
+            latent_covariance=self.inference.marginal(self.features, inputs).to(outputs.dtype),
+        )
+
+    def sample_functions(self, num_samples: int, generator: torch.Generator | None = None) -> FunctionSamples:
+        """Functions drawn from the posterior, to be evaluated wherever and as often as one likes."""
+        if num_samples < 1:
+            raise InputError(f"num_samples must be at least 1; got {num_samples}.")
+        weights = self.inference.sample_weights(num_samples, generator)
+        return FunctionSamples(self.features, weights, self.model.expansion.anchor)
+
+    def condition(self, data: object, likelihood: Likelihood | None = None) -> GaussianProcess:
+        """The GP after more data, without retraining: p(f | D̃, D̃') with D̃' expanded at the same weights."""
+        if not self.inference.exact:
+            raise InputError(
+                f"Conditioning needs an exact posterior; this one is {self.inference.structure}, and new targets would "
+                "not move its mean. Convert with structure=Dense."
+            )
+        if self.model.expansion.features is not self.features:
+            raise InputError("Conditioning is defined for Gauss-Newton features; this GP has gradient features.")
+        if self.model.of_step:
+            raise InputError(
+                "This GP is that of a training step, in which examples count β N / M times. To add data to a trained "
+                "network, convert the network, and condition that GP."
+            )
+        extra = read_data(data)
+        inputs = self.network.check_inputs(extra.inputs)
+        likelihood = (likelihood or self.likelihood).detached()
+        network = self.network
+        targets = likelihood.check_targets(extra.targets, extra.num_examples, network.num_outputs, network.dtype)
+        assert isinstance(self.features, NetworkFeatures)
+        expansion = Expansion.gauss_newton(self.features, inputs, targets.to(network.device), likelihood)
+        return GaussianProcess(self.features, self.inference.conditioned(expansion), self.likelihood)
+
+    def costs(self) -> tuple[Cost, Cost]:
+        """What exact inference costs in weight space and in function space, for these data and this network."""
+        return costs(self.model)
+
+    def evidence(self) -> Evidence:
+        """The log marginal likelihood of the data, by its terms."""
+        return evidence(self.inference)
+
+    def evidence_gradient(self) -> EvidenceGradient:
+        """Its gradients with respect to δ and σ."""
+        if self.model.of_step:
+            raise InputError(
+                "This GP is that of a training step: its prior is (m_t, V_t), made of q_t and δ. For the gradient of "
+                "an evidence with respect to δ or σ convert the network."
+            )
+        return evidence_gradient(self.inference, self.likelihood, self.network.layout)
+
+    def evidence_function(
+        self, *, per_layer: bool = False, per_output: bool = False, at_weights: bool = False
+    ) -> EvidenceFunction:
+        """The log evidence for multiples of δ and σ, at these features: differentiable, and quick at every point.
+
+        One number for δ and one for σ come from one eigendecomposition (`Spectrum`); one δ a layer or one σ an output
+        (`LayerEvidence`) take a factorisation a point. `.maximise()` finds the largest. `at_weights`: for a regression
+        too the Laplace evidence with the weights where they are, which is what to climb if the network is retrained
+        afterwards; by default the weights of the linear model move with δ, as those of the GP do.
+        """
+        if not per_layer and not per_output:
+            exact = not isinstance(self.inference, WeightSpace) or self.inference.exact
+            structure = Dense if exact else Structure.kinds[self.inference.structure]
+            return Spectrum.of(self.model, structure, at_weights=at_weights)
+        if not self.inference.exact:
+            raise InputError(
+                "A δ for each layer, or a σ for each output, is tuned with the exact posterior (structure=Dense); this "
+                f"one is {self.inference.structure}."
+            )
+        layout = self.network.layout
+        return LayerEvidence(self.model, layout, per_layer=per_layer, per_output=per_output, at_weights=at_weights)
+
+    def _linear(self, inputs: Inputs, weights: Float[Tensor, " P"]) -> Tensor:
+        inputs = self._checked(inputs)
+        values = self.features.jvp(inputs, weights[:, None])[..., 0]
+        values = values.unflatten(1, (-1, self.network.num_outputs)).mean(1)
+        return values.reshape(len(values), *self.network.output_shape)
+
+    def _checked(self, inputs: Inputs) -> Inputs:
+        return self.network.check_inputs(check_inputs(inputs), keep_graph=True)

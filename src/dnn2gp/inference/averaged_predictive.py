@@ -1,0 +1,102 @@
+"""Appendix B.3: predictions of a training step with S samples, the average of S maps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.inference.predictive import Predictive
+from dnn2gp.support.randomness import own_generator
+
+
+@dataclass(frozen=True, eq=False)
+class AveragedPredictive(Predictive):
+    """With S samples w_s of q_t there are S maps y_s = h(f_s) + D_s (ỹ_s − J_s μ_t), and y is their average.
+
+        mean        (1/S) Σ_s [h(f_s) + D_s J_s (μ − μ_t)]
+        aleatoric   (1/S) Σ_s Cov(y | f_s)
+        epistemic   (1/S²) Σ_{s,s'} D_s J_s Σ̃ J_{s'}ᵀ D_{s'}ᵀ        the variance of the average of S correlated maps
+
+    Averages of a nonlinear h (`delta`, `probit`, `monte_carlo`) are those of the maps, averaged. `outputs`, `shift` and
+    `latent_covariance` hold the S maps side by side: N × SK, and N × SK × SK.
+    """
+
+    def __repr__(self) -> str:
+        """One line."""
+        sizes = f"{len(self.maps)} maps, {len(self.outputs)} inputs"
+        return f"AveragedPredictive({sizes}, outputs of shape {self.output_shape})"
+
+    @cached_property
+    def maps(self) -> tuple[Predictive, ...]:
+        """The prediction of each map alone."""
+        K = prod(self.output_shape)
+        parts = [slice(start, start + K) for start in range(0, self.outputs.shape[1], K)]
+        return tuple(
+            Predictive(
+                self.likelihood,
+                self.output_shape,
+                self.outputs[:, part],
+                self.shift[:, part],
+                self.latent_covariance[:, part, part],
+                self.noise_known,
+            )
+            for part in parts
+        )
+
+    @property
+    def latent_mean(self) -> Float[Tensor, "N K"]:
+        """The average of the linearised networks."""
+        return self._average.latent_mean
+
+    @property
+    def mean(self) -> Float[Tensor, "N *shape"]:
+        """The average of the maps' means."""
+        return torch.stack([each.mean for each in self.maps]).mean(0)
+
+    @property
+    def aleatoric_covariance(self) -> Float[Tensor, "N K K"]:
+        """The average noise of the labels."""
+        return torch.stack([each.aleatoric_covariance for each in self.maps]).mean(0)
+
+    @property
+    def epistemic_covariance(self) -> Float[Tensor, "N K K"]:
+        """The covariance of the average."""
+        slopes = [self.likelihood.mean_jacobian(each.outputs) for each in self.maps]
+        slope = torch.cat(slopes, 2) / len(slopes)
+        return slope @ self.latent_covariance @ slope.mT
+
+    def delta(self) -> Float[Tensor, "N *shape"]:
+        """The average of h(E f_s)."""
+        return torch.stack([each.delta() for each in self.maps]).mean(0)
+
+    def probit(self) -> Float[Tensor, "N *shape"]:
+        """The average of the maps' probit approximations, for classification."""
+        return torch.stack([each.probit() for each in self.maps]).mean(0)
+
+    def monte_carlo(
+        self, num_samples: int = 1000, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "N *shape"]:
+        """The average of the maps' E[h(f_s)], `num_samples` for each."""
+        generator = own_generator(generator, self.outputs.device)
+        return torch.stack([each.monte_carlo(num_samples, generator) for each in self.maps]).mean(0)
+
+    def sample_latent(self, num_samples: int, generator: torch.Generator | None = None) -> Float[Tensor, "S N K"]:
+        """(1/S) Σ_s f_s, the maps drawn together, each input apart."""
+        return self._average.sample_latent(num_samples, generator)
+
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """y ~ p(y | f) with f the average of maps that were drawn together."""
+        return self._average.sample(num_samples, generator)
+
+    @cached_property
+    def _average(self) -> Predictive:
+        """The average of the linearised networks as one."""
+        apart = len(self.maps), prod(self.output_shape)
+        outputs, shift = (each.unflatten(1, apart).mean(1) for each in (self.outputs, self.shift))
+        covariance = self.latent_covariance.unflatten(2, apart).mean(2).unflatten(1, apart).mean(1)
+        return Predictive(self.likelihood, self.output_shape, outputs, shift, covariance, self.noise_known)

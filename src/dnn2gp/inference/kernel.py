@@ -1,0 +1,78 @@
+"""Step C: the kernel κ(x, x') = J(x) V J(x')ᵀ, Eqs. (9) and (14); for V = I the neural tangent kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dnn2gp.features import AveragedFeatures, LayerwiseFeatures, NetworkFeatures, StackedFeatures
+from dnn2gp.network import Network
+from dnn2gp.network.inputs import Inputs, check_inputs
+from dnn2gp.support.errors import InputError
+from dnn2gp.weights.structures import Diagonal, Structure
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """κ(x, x') = φ(x)ᵀ V φ(x'), a K × K matrix for each pair of inputs, with V⁻¹ the `precision` of the weights."""
+
+    features: NetworkFeatures | StackedFeatures | AveragedFeatures
+    precision: Structure
+
+    @staticmethod
+    def neural_tangent(
+        network: nn.Module,
+        inputs: Inputs,
+        memory_budget: int | float | None = None,
+        features: Callable[..., NetworkFeatures] = LayerwiseFeatures,
+    ) -> Kernel:
+        """J(x) J(x')ᵀ at the present weights: the kernel of Eq. (9) at δ = 1. `inputs` are a few examples."""
+        function = Network(network, check_inputs(inputs))
+        engine = features(function, function.check_inputs(inputs), memory_budget=memory_budget)
+        return Kernel(engine, Diagonal(torch.ones_like(function.weights)))
+
+    def __repr__(self) -> str:
+        """Of which features, with which precision."""
+        return f"Kernel({self.features!r}, {type(self.precision).__name__} precision)"
+
+    def full(
+        self, inputs: Inputs, other: Inputs | None = None, *, out: str | Path | None = None
+    ) -> Float[Tensor, "N K M K"]:
+        """All of it: [n, k, m, l] = J_k(x_n) V J_l(x_m)ᵀ.
+
+        `out` is a file for a kernel that is larger than the memory: it is written block by block and appears when it is
+        complete, and the result is a view of it (row by row, in the dtype of the result, no header).
+        """
+        return self._computed(self.features.kernel_full, inputs, other, out)
+
+    def trace(
+        self, inputs: Inputs, other: Inputs | None = None, *, out: str | Path | None = None
+    ) -> Float[Tensor, "N M"]:
+        """tr κ(x, x'), as the paper draws it: the kernels of the outputs, summed. `out`: see `full`."""
+        return self._computed(self.features.kernel_trace, inputs, other, out)
+
+    def diagonal(
+        self, inputs: Inputs, other: Inputs | None = None, *, out: str | Path | None = None
+    ) -> Float[Tensor, "N M K"]:
+        """κ_kk(x, x') for each output k. `out`: see `full`."""
+        return self._computed(self.features.kernel_diagonal, inputs, other, out)
+
+    def _computed(
+        self, product: Callable[..., Tensor], inputs: Inputs, other: Inputs | None, out: str | Path | None
+    ) -> Tensor:
+        inputs, other = self._checked(inputs, other)
+        if out is None:
+            return product(inputs, self.precision, other).to(self.features.anchor.dtype)
+        if not isinstance(out, str | Path):
+            raise InputError(f"out: expected the name of a file; got {type(out).__name__}.")
+        return product(inputs, self.precision, other, out=Path(out))
+
+    def _checked(self, inputs: Inputs, other: Inputs | None) -> tuple[Inputs, Inputs | None]:
+        check = self.features.network.check_inputs
+        checked = check(check_inputs(inputs), keep_graph=True)
+        return checked, None if other is None else check(check_inputs(other), keep_graph=True)

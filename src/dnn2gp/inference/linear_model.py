@@ -1,0 +1,122 @@
+"""Step B: the linear model on transformed data whose posterior is the Gaussian of step A, Eq. (8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.network.inputs import Inputs
+from dnn2gp.support.errors import InputError
+from dnn2gp.weights.expansion import Expansion
+from dnn2gp.weights.gaussian import Gaussian
+from dnn2gp.weights.online_newton import Sites, State
+from dnn2gp.weights.structures import Dense, Structure
+
+
+@dataclass(frozen=True, eq=False)
+class TransformedData:
+    """D̃ = {(xᵢ, ỹᵢ)} in the natural form of Eq. (22): the precision Λᵢ of each site and Λᵢ ỹᵢ = Λᵢ Jᵢ w − rᵢ.
+
+    Λ may be singular (softmax has rank K−1), so ỹ itself is only a view for those who want to look at it.
+    """
+
+    inputs: Inputs
+    noise_precision: Float[Tensor, "N Q Q"]
+    weighted_outputs: Float[Tensor, "N Q"]
+
+    @property
+    def outputs(self) -> Float[Tensor, "N Q"]:
+        """ỹ = Λ⁺ (Λ J w − r): the transformed outputs on the range of Λ."""
+        inverse = torch.linalg.pinv(self.noise_precision, hermitian=True)
+        return (inverse @ self.weighted_outputs.unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearModel:
+    """ỹ = φ(x)ᵀ w + ε,  ε ~ N(0, D⁻¹),  w ~ N(m, V): Eq. (8) where (m, V) = (0, δ⁻¹I), else Eq. (13)."""
+
+    expansion: Expansion
+    prior: Gaussian
+    of_step: bool = False
+    """Whether it is that of a training step (Theorem 2) rather than of a minimum."""
+
+    def __post_init__(self) -> None:
+        """Prior and features must speak of the same weights."""
+        if self.prior.precision.size != self.expansion.features.num_weights:
+            raise InputError(
+                f"A prior of {self.prior.precision.size} weights, features of {self.expansion.features.num_weights}."
+            )
+
+    @staticmethod
+    def from_laplace(expansion: Expansion, prior: Gaussian) -> LinearModel:
+        """Theorem 1: at a minimum the posterior of this model is the Laplace-GGN approximation."""
+        return LinearModel(expansion, prior)
+
+    @staticmethod
+    def from_step(
+        state: State,
+        info: Sites,
+        beta: float | None = None,
+        expansion: Callable[..., Expansion] = Expansion.gauss_newton,
+    ) -> LinearModel:
+        """Theorem 2: the linear model whose posterior is the Gaussian after a step of VOGGN or OGGN from q_t.
+
+        ỹ = J_t(x) w + ε,  ε ~ N(0, S (β Λ_t)⁻¹),  w ~ N(m_t, V_t),  with the features of S samples of q_t stacked and
+        ỹ = J_t μ_t − Λ_t⁻¹ r_t: anchored at the mean μ_t, and not at the sample as the main text has it.
+
+        `state` is the one before the step, `info` what the step gave; `beta` is its β unless another is given. After
+        a step with a diagonal structure, with momentum or with two rates, this is the model of the plain, dense step
+        from the same q_t. `expansion`: Gauss-Newton, as in the paper, or `Expansion.empirical_fisher`.
+        """
+        if not isinstance(state, State) or not isinstance(info, Sites):
+            raise InputError(
+                f"expected a State (optimizer.snapshot()) and what the step returned; got {type(state).__name__} and "
+                f"{type(info).__name__}."
+            )
+        if state.step != info.step:
+            raise InputError(
+                f"state: expected q_t as it was before the step (step {info.step}); got that of step {state.step}. "
+                "Take it before: state = optimizer.snapshot(); info = optimizer.step(inputs, targets)."
+            )
+        rate = info.beta if beta is None else beta
+        prior = info.method.prior(state, rate)
+        sites = info.expansion if expansion is Expansion.gauss_newton else info.expanded(expansion)
+        return LinearModel(sites.weighted(rate).anchored(state.mean), prior, of_step=True)
+
+    @cached_property
+    def transformed_data(self) -> TransformedData:
+        """D̃, anchored at w."""
+        expansion = self.expansion
+        linear = expansion.features.jvp(expansion.inputs, expansion.anchor[:, None])
+        precision = expansion.noise_precision()
+        return TransformedData(expansion.inputs, precision, (precision @ linear).squeeze(-1) - expansion.residual)
+
+    def relative_gradient(self) -> float:
+        """‖∇ℓ̄‖ / (‖Σᵢ φᵢvᵢ‖ + ‖V⁻¹(w−m)‖): 0 at a minimum, up to 1 elsewhere."""
+        gap = (self.expansion.anchor.double() - self.prior.mean.double())[:, None]
+        penalty = self.prior.precision.matmul(gap)[:, 0]
+        parts = (self.gradient - penalty).norm() + penalty.norm()
+        return (self.gradient.norm() / parts).item() if parts > 0 else 0.0
+
+    @cached_property
+    def gradient(self) -> Float[Tensor, " P"]:
+        """∇ℓ̄(w) = Σᵢ φᵢ vᵢ + V⁻¹ (w − m), in float64."""
+        gap = (self.expansion.anchor.double() - self.prior.mean.double())[:, None]
+        return self.expansion.gradient().double() + self.prior.precision.matmul(gap)[:, 0]
+
+    def posterior(self, structure: type[Structure] = Dense) -> Gaussian:
+        """p(w | D̃) = N(w | w − Σ̃ ∇ℓ̄(w), Σ̃): for any anchor w, one Gauss-Newton step away from it.
+
+        In a structure that is not exact the mean stays at the anchor, as in Eq. (4).
+        """
+        expansion = self.expansion
+        precision = structure.from_ggn(self.prior.precision, expansion.features, expansion.inputs, expansion.root)
+        if not precision.exact:
+            return Gaussian(expansion.anchor, precision)
+        step = precision.solve(self.gradient[:, None])[:, 0]
+        return Gaussian((expansion.anchor.double() - step).to(expansion.anchor.dtype), precision)

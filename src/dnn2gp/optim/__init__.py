@@ -1,0 +1,23 @@
+"""Training by VON, VOGGN, VOGN and their deterministic twins, as torch optimizers on the one pure update.
+
+May import `gp` and the rooms below it. The update itself is `weights/online_newton.py`; start here with
+`optimizers.py`, then `recorder.py` (the GP of each step) and `checkpoints.py`.
+"""
+
+from dnn2gp.optim.checkpoints import load_checkpoint, save_checkpoint
+from dnn2gp.optim.optimizers import OGGN, OGN, ON, VOGGN, VOGN, VON
+from dnn2gp.optim.recorder import Recorder
+from dnn2gp.optim.variational_evidence import VariationalEvidence
+
+__all__ = [
+    "OGGN",
+    "OGN",
+    "ON",
+    "VOGGN",
+    "VOGN",
+    "VON",
+    "Recorder",
+    "VariationalEvidence",
+    "load_checkpoint",
+    "save_checkpoint",
+]

@@ -1,0 +1,84 @@
+"""Checkpoints of a training: any tree of dicts, lists, numbers, words and tensors in one safetensors file, no pickle.
+
+save_checkpoint("run.safetensors", {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3})
+"""
+
+from __future__ import annotations
+
+import json
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
+from torch import Tensor
+
+from dnn2gp.support.errors import FileFormatError, InputError
+from dnn2gp.support.files import write_whole
+
+_KEY, _TENSOR, _PAIRS, _TUPLE = "dnn2gp_checkpoint", "__tensor__", "__pairs__", "__tuple__"
+
+
+def save_checkpoint(path: str | PathLike[str], tree: dict[str, Any]) -> None:
+    """Write the tree, whole or not at all: a process that is killed leaves the checkpoint before this one."""
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_packed(tree, tensors, "checkpoint"))
+    # The text goes in as a tensor: the header of a safetensors file has no room for a long one.
+    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    own[_KEY] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).clone()
+
+    def write(place: Path) -> None:
+        try:
+            save_file(own, place)
+        except SafetensorError as error:
+            raise OSError(f"Could not write {path}: {error}. An older file of that name is as it was.") from error
+
+    write_whole(Path(path), write)
+
+
+def load_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote."""
+    try:
+        tensors = load(Path(path).read_bytes())  # at once: a training may put a newer one in its place meanwhile
+        text = bytes(tensors.pop(_KEY).tolist()).decode()
+        return _unpacked(json.loads(text), tensors)
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise FileFormatError(
+            f"{path} is not a whole checkpoint of dnn2gp ({error}). Give a file that save_checkpoint wrote."
+        ) from error
+
+
+def _packed(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value
+        return {_TENSOR: name}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and not key.startswith("__") for key in value):
+            return {key: _packed(member, tensors, f"{where}[{key!r}]") for key, member in value.items()}
+        return {_PAIRS: [[key, _packed(member, tensors, f"{where}[{key!r}]")] for key, member in value.items()]}
+    if isinstance(value, list | tuple):
+        members = [_packed(member, tensors, f"{where}[{i}]") for i, member in enumerate(value)]
+        return {_TUPLE: members} if isinstance(value, tuple) else members
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise InputError(
+        f"{where}: expected tensors, numbers, words, None, and dicts, lists and tuples of these; got "
+        f"{type(value).__name__}. Code and other objects do not go into a checkpoint."
+    )
+
+
+def _unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unpacked(member, tensors) for member in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {_TENSOR}:
+        return tensors[value[_TENSOR]]
+    if set(value) == {_TUPLE}:
+        return tuple(_unpacked(member, tensors) for member in value[_TUPLE])
+    if set(value) == {_PAIRS}:
+        return {key: _unpacked(member, tensors) for key, member in value[_PAIRS]}
+    return {key: _unpacked(member, tensors) for key, member in value.items()}

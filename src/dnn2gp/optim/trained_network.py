@@ -1,0 +1,172 @@
+"""The network while an optimizer trains it: its weights read and written as one vector, its statistics, its engine."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dnn2gp.features import LayerwiseFeatures, NetworkFeatures
+from dnn2gp.likelihoods import Likelihood
+from dnn2gp.network import Network
+from dnn2gp.network.data import Data
+from dnn2gp.network.eval_mode import keeps_statistics, statistics_mode
+from dnn2gp.network.inputs import Inputs, check_inputs, num_examples
+from dnn2gp.network.layout import Layout
+from dnn2gp.support.errors import InputError
+from dnn2gp.support.randomness import global_states_kept
+
+
+class TrainedNetwork:
+    """A module whose weights with requires_grad are the mean μ_t of q_t.
+
+    named   these weights by name
+    layout  how they lie in the flat vector
+    """
+
+    def __init__(self, module: nn.Module, likelihood: Likelihood, memory_budget: int | None) -> None:
+        """For the module as it is now; the engine is made from the first inputs that are seen."""
+        if not isinstance(module, nn.Module):
+            raise InputError(f"network: expected the torch.nn.Module to train; got {type(module).__name__}.")
+        self.module, self.likelihood, self.memory_budget = module, likelihood, memory_budget
+        self.named = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+        if not self.named:
+            raise InputError("network: expected weights to train; none requires a gradient (requires_grad_(True)).")
+        self.layout = Layout(tuple(self.named), tuple(weight.shape for weight in self.named.values()))
+        first = next(iter(self.named.values()))
+        self._made_for = first.dtype, first.device
+        self._features: NetworkFeatures | None = None
+        self._fixed: dict[str, Tensor] = {}
+        """Copies of frozen weights and buffers."""
+        self._statistics: dict[Tensor, Tensor] = {}
+        """Running statistics as they were before a step that has begun, by their buffers."""
+
+    def mean(self) -> Float[Tensor, " P"]:
+        """μ_t, a copy."""
+        with torch.no_grad():
+            return self.layout.flatten(dict(self.named))
+
+    def write(self, mean: Float[Tensor, " P"]) -> None:
+        """Put μ_t into the module: all of it or, after an interrupt, nothing."""
+        before = self.mean()
+        try:
+            self._copy(mean)
+        except BaseException:
+            self._copy(before)
+            raise
+
+    @torch.no_grad()
+    def _copy(self, mean: Float[Tensor, " P"]) -> None:
+        for name, value in self.layout.unflatten(mean).items():
+            self.named[name].copy_(value)
+
+    def write_grads(self, gradient: Float[Tensor, " P"]) -> tuple[Tensor, ...]:
+        """Put a gradient into the weights' `grad`; returns copies of what was put there."""
+        shown = self.layout.unflatten(gradient)
+        for name, weight in self.named.items():
+            weight.grad = shown[name].clone()
+        return tuple(shown.values())
+
+    def touched(self, written: tuple[Tensor, ...]) -> bool:
+        """Whether the weights' `grad` is no more what was written."""
+        grads = [weight.grad for weight in self.named.values()]
+        return any(grad is None or not torch.equal(grad, own) for grad, own in zip(grads, written, strict=False))
+
+    def read_grads(self) -> Float[Tensor, " P"]:
+        """The weights' `grad` as one vector."""
+        missing = [name for name, weight in self.named.items() if weight.grad is None]
+        if missing:
+            raise InputError(
+                f"step: expected the grad of all weights, as backward() wrote it; that of {', '.join(missing)} is "
+                "None. To forget a step that has begun call optimizer.zero_grad()."
+            )
+        return torch.cat(
+            [weight.grad.detach().reshape(-1) for weight in self.named.values() if weight.grad is not None]
+        )
+
+    def check(self) -> None:
+        """The weights that train must be those that the optimizer was made for."""
+        now = {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
+        replaced = {name for name, weight in now.items() if name in self.named and weight is not self.named[name]}
+        changed = sorted({*now} ^ {*self.named} | replaced)
+        if changed:
+            raise InputError(
+                f"The weights that train are not those that the optimizer was made for: {', '.join(changed)} was "
+                "frozen, thawed or replaced. Make a new optimizer after such a change."
+            )
+        weight, (dtype, device) = next(iter(now.values())), self._made_for
+        if (weight.dtype, weight.device) != (dtype, device):
+            raise InputError(
+                f"The network is now {weight.dtype} on {weight.device}; the optimizer was made for {dtype} on "
+                f"{device}. Call network.to() before the optimizer is made."
+            )
+
+    def batch(self, inputs: object, targets: object) -> Data:
+        """Inputs and targets in the canonical form of network and likelihood."""
+        self.check()
+        found = check_inputs(inputs)
+        function = self._engine(found).network
+        checked = function.check_inputs(found)
+        own = self.likelihood.check_targets(targets, num_examples(checked), function.num_outputs, function.dtype)
+        return Data(checked, own.to(function.device))
+
+    def features(self, inputs: Inputs | None = None) -> NetworkFeatures:
+        """The engine for the network as it is now: frozen weights and buffers may have changed."""
+        engine = self._features if inputs is None else self._engine(inputs)
+        assert engine is not None
+        network = engine.network.with_state(self._tensors())
+        return engine.at(network.weights, network)
+
+    def _engine(self, inputs: Inputs) -> NetworkFeatures:
+        """What was learned of the network, from the first inputs that are seen."""
+        if self._features is None:
+            function = Network(self.module, inputs, state=self._tensors(), trainable=list(self.named))
+            self.likelihood.check_outputs(function.output_shape)
+            checked = function.check_inputs(inputs)
+            self._features = LayerwiseFeatures(function, checked, memory_budget=self.memory_budget)
+        return self._features
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """All weights and buffers as they are now: copies, so that GPs made of them stay as they are.
+
+        What has not changed since the last copy (a frozen layer) is not copied again.
+        """
+        found = {name: weight.detach() for name, weight in self.named.items()}
+        for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if name not in found:
+                known = self._fixed.get(name)
+                if known is None or known.dtype != tensor.dtype or not torch.equal(known, tensor):
+                    self._fixed[name] = tensor.detach().clone()
+                found[name] = self._fixed[name]
+        return found
+
+    def refresh_statistics(self, inputs: Inputs) -> None:
+        """Where BatchNorm is in train mode: one pass at the mean that updates its running statistics.
+
+        The step itself uses these, fixed: with those of the batch an example would have no gradient of its own.
+        """
+        moving = [part for part in self.module.modules() if part.training and keeps_statistics(part)]
+        if not moving:
+            return
+        for buffer in (buffer for part in moving for buffer in part.buffers(recurse=False)):
+            self._statistics.setdefault(buffer, buffer.clone())
+        with torch.no_grad(), global_states_kept(), statistics_mode(self.module):
+            try:
+                self._engine(inputs).network.call_module(inputs)
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):  # torch's words; others are not ours to explain
+                    raise
+                raise InputError(
+                    f"Batch normalisation in train mode cannot take statistics from this batch ({error}). Leave a last "
+                    "batch of one example out (drop_last=True), or put the network into eval mode."
+                ) from error
+
+    def keep_statistics(self) -> None:
+        """The step is done: what they were before it is not needed any more."""
+        self._statistics = {}
+
+    def restore_statistics(self) -> None:
+        """As they were before a step that has begun."""
+        for buffer, value in self._statistics.items():
+            buffer.copy_(value)
+        self._statistics = {}

@@ -1,0 +1,1 @@
+"""One file per figure: its settings, its run, its claims."""

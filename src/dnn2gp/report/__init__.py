@@ -1,6 +1,0 @@
-"""The report of a run: one HTML file with pictures, claims beside what was measured, and maps to point at."""
-
-from dnn2gp.report.page import html
-from dnn2gp.report.section import Examples, InteractiveMap, Section
-
-__all__ = ["Examples", "InteractiveMap", "Section", "html"]

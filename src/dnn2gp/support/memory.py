@@ -1,0 +1,138 @@
+"""The memory budget: how many examples a chunk may hold, and a clear error where not even one fits."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import wraps
+from math import inf
+from pathlib import Path
+from threading import Lock
+from typing import ClassVar, ParamSpec, TypeVar
+
+import psutil
+
+from dnn2gp.support.errors import InputError, MemoryBudgetError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def default_budget() -> int:
+    """Half of the memory that is free now, in bytes, within the limit of a container if there is one."""
+    return min(psutil.virtual_memory().available, _container_limit()) // 2
+
+
+def _container_limit(folder: Path = Path("/sys/fs/cgroup")) -> int:
+    """What a Linux control group still allows this process, if it limits it."""
+    try:
+        limit, used, stat = ((folder / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
+    except OSError:
+        return sys.maxsize
+    if limit.strip() == "max":
+        return sys.maxsize
+    counts = dict(line.split() for line in stat.splitlines())
+    reclaimable = int(counts.get("inactive_file", 0))  # cached files, given up when memory is asked for
+    return max(0, int(limit) - int(used) + reclaimable)
+
+
+def check_budget(memory_budget: object) -> int | None:
+    """The user's budget as whole bytes (4e9 is fine), or None for half of the free memory."""
+    if memory_budget is None:
+        return None
+    if isinstance(memory_budget, int | float) and memory_budget is not True and 1 <= memory_budget < inf:
+        return int(memory_budget)
+    raise InputError(
+        f"memory_budget: expected a positive number of bytes, e.g. 4e9 for 4 GB; got {memory_budget!r}. "
+        "Leave it out for half of the memory that is free."
+    )
+
+
+class Bounded:
+    """A context in which freed memory is given back to the system at once, so that a budget holds for the process.
+
+    By default the C library keeps blocks of up to 32 MB that were freed, in pieces that may not fit what comes next. In
+    here it keeps smaller ones, which costs time: so only where a user has set a budget, on Linux, and for its duration.
+    Afterwards it keeps what it does at the most by itself. With MALLOC_MMAP_THRESHOLD_ in the environment, nothing is
+    changed.
+    """
+
+    _stack: ClassVar[list[int]] = []
+    _lock: ClassVar[Lock] = Lock()
+
+    def __init__(self, budget: int | None) -> None:
+        """For the user's budget; None means no bound."""
+        self.kept = None if budget is None else max(1 << 16, min(_MOST_KEPT, budget // 256))
+
+    def __enter__(self) -> None:
+        if self.kept is not None:
+            with self._lock:
+                self._stack.append(self.kept)
+                _keep_freed(min(self._stack))
+
+    def __exit__(self, *_: object) -> None:
+        if self.kept is not None:
+            with self._lock:
+                self._stack.remove(self.kept)
+                _keep_freed(min(self._stack, default=_MOST_KEPT))
+
+
+def bounded(method: Callable[P, T]) -> Callable[P, T]:
+    """A method of something with a `memory_budget` that runs within `Bounded`."""
+
+    @wraps(method)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        with Bounded(getattr(args[0], "memory_budget", None)):
+            return method(*args, **kwargs)
+
+    return wrapped
+
+
+_MOST_KEPT = 32 << 20
+
+
+def _keep_freed(num_bytes: int) -> None:
+    """Blocks of memory from this size on go back to the system when they are freed (glibc's mallopt)."""
+    if sys.platform == "linux" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        with suppress(OSError, AttributeError):  # another C library than glibc
+            library = ctypes.CDLL(None)
+            library.mallopt(_MMAP_THRESHOLD, num_bytes)
+            library.mallopt(_TRIM_THRESHOLD, 2 * num_bytes)
+
+
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
+
+
+def room(budget: int) -> int:
+    """What may be planned with: less than the budget, as libraries for matrix products keep buffers of their own."""
+    return budget - min(_LIBRARIES, budget // 4)
+
+
+_LIBRARIES = 12 << 20
+
+
+def readable(num_bytes: int | float) -> str:
+    """A size in words, e.g. 1.5 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} TB"
+
+
+def require(num_bytes: int, budget: int, what: str, instead: str) -> None:
+    """Raise a MemoryBudgetError unless `num_bytes` fit into `budget`; `instead` says what else can be done."""
+    if num_bytes > budget:
+        raise MemoryBudgetError(
+            f"{what} needs {readable(num_bytes)}, more than the memory budget of {readable(budget)}. {instead} "
+            "Or raise memory_budget, if the machine has the memory."
+        )
+
+
+def chunks(num_examples: int, size: int) -> Iterator[slice]:
+    """Consecutive slices of at most `size` that cover 0 … N−1."""
+    for start in range(0, num_examples, size):
+        yield slice(start, min(start + size, num_examples))

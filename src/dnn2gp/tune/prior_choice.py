@@ -1,0 +1,149 @@
+"""The present choice of δ and σ while a network is tuned: one number each, or one a layer and one an output."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dnn2gp.evidence.function import RANGE, EvidenceFunction, Optimum
+from dnn2gp.evidence.tuning_result import EVIDENCE, Setting, Trial
+from dnn2gp.gp.by_evidence import EXACT_WORDS, PRECISION, SIGMA, UNEXPLAINED, edge_words, spread, underfit_words
+from dnn2gp.gp.convert import convert
+from dnn2gp.gp.gaussian_process import GaussianProcess
+from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
+from dnn2gp.network.data import Data
+from dnn2gp.network.layout import Layout
+from dnn2gp.support.errors import InputError, NotAMinimumWarning
+from dnn2gp.tune.ensemble import layout_of
+from dnn2gp.weights.priors import PriorPrecision, expand_precision
+
+# An open σ begins at this share of the spread of the targets.
+_FIRST_NOISE = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class PriorChoice:
+    """δ as one number or one a layer, σ as one number or one an output, and what was tried so far."""
+
+    layout: Layout
+    precision: Float[Tensor, " *L"]
+    likelihood: Likelihood
+    noise: bool
+    """Whether σ is tuned."""
+    unit: float
+    """The spread of the targets: σ is looked for from 1e-4 to 1e4 of it."""
+    per_output: bool
+    trials: tuple[Trial, ...] = ()
+
+    @staticmethod
+    def first(
+        network: nn.Module,
+        data: Data,
+        likelihood: Likelihood,
+        prior_precision: PriorPrecision,
+        per_layer: bool,
+        per_output: bool,
+    ) -> PriorChoice:
+        """Where tuning begins."""
+        if not isinstance(likelihood, Likelihood):
+            raise InputError(f"likelihood: expected an instance, e.g. GaussianLikelihood(); got {likelihood!r}.")
+        if per_output and not likelihood.is_open:
+            raise InputError("per_output: a σ for each output is tuned with GaussianLikelihood(), its σ left open.")
+        layout, targets = layout_of(network), data.targets
+        like = torch.zeros((), dtype=torch.float64)
+        each = expand_precision(prior_precision, layout, like)
+        layers = torch.stack([each[layout.ranges[layout.names[group[0]]]][0] for group in layout.layers.values()])
+        if not torch.equal(layout.expand(layers), each) or (not per_layer and bool((each != each[0]).any())):
+            raise InputError("prior_precision: expected one number to begin with, or with per_layer=True one a layer.")
+        unit = spread(targets) if likelihood.is_open else 1.0
+        if likelihood.is_open:
+            outputs = targets.shape[1] if targets.ndim > 1 else 1
+            sigma = torch.full((outputs,), _FIRST_NOISE * unit, dtype=torch.float64)
+            known: Likelihood = GaussianLikelihood(sigma if per_output else sigma[0])
+        else:
+            known = likelihood.detached()
+        return PriorChoice(layout, layers if per_layer else each[0], known, likelihood.is_open, unit, per_output)
+
+    @property
+    def of_weights(self) -> Float[Tensor, " P"]:
+        """δ of each weight."""
+        if self.precision.ndim:
+            return self.layout.expand(self.precision)
+        return self.precision.expand(self.layout.num_weights)
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """By name: prior_precision, or prior_precision[layer]; sigma, or sigma[output]."""
+        found = _named(PRECISION, self.precision, list(self.layout.layers))
+        if self.noise and isinstance(self.likelihood, GaussianLikelihood):
+            sigma = self.likelihood.sigma
+            found |= _named(SIGMA, sigma, [str(output) for output in range(sigma.numel())])
+        return found
+
+    def converted(self, network: nn.Module, data: Data) -> GaussianProcess:
+        """The GP of the network with this choice; that it is at no minimum yet is not worth a warning here."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotAMinimumWarning)
+            return convert(network, (data.inputs, data.targets), self.likelihood, self.of_weights)
+
+    def improved(self, gp: GaussianProcess) -> PriorChoice:
+        """That of the largest evidence at the features of the GP, which was made with this one."""
+        best = self._function(gp).maximise(noise=self.noise, bounds=RANGE)
+        values = {
+            EVIDENCE: gp.evidence().value,
+            "relative_gradient": gp.model.relative_gradient(),
+            "step_bound": gp.inference.step_bound(),
+        }
+        trial = Trial(self.settings, values, len(self.trials))
+        return replace(self._moved(best), trials=(*self.trials, trial))
+
+    def notes(self) -> tuple[str, ...]:
+        """What the evidence says against the network, in words."""
+        low, high = (self.precision.min().item(), self.precision.max().item())
+        found = []
+        if low <= RANGE[0] * (1 + 1e-6) or high >= RANGE[1] * (1 - 1e-6):
+            found.append(edge_words("δ", f"δ = {high if high >= RANGE[1] * (1 - 1e-6) else low:.1g}"))
+        if self.noise and isinstance(self.likelihood, GaussianLikelihood):
+            share = self.likelihood.sigma.max().item() / self.unit
+            if share > UNEXPLAINED:
+                found.append(underfit_words(share))
+            elif self.likelihood.sigma.min().item() <= 1e-4 * self.unit * (1 + 1e-6):
+                found.append(EXACT_WORDS)
+        return tuple(found)
+
+    def toward(self, other: PriorChoice, share: float) -> PriorChoice:
+        """This share of the way to another one, along log δ and log σ."""
+        likelihood = self.likelihood
+        if isinstance(likelihood, GaussianLikelihood) and isinstance(other.likelihood, GaussianLikelihood):
+            likelihood = GaussianLikelihood(likelihood.sigma * (other.likelihood.sigma / likelihood.sigma) ** share)
+        return replace(
+            self, precision=self.precision * (other.precision / self.precision) ** share, likelihood=likelihood
+        )
+
+    def distance(self, other: PriorChoice) -> float:
+        """The largest change of log δ or log σ."""
+        gaps = [(self.precision.log() - other.precision.log()).abs().max()]
+        if isinstance(self.likelihood, GaussianLikelihood) and isinstance(other.likelihood, GaussianLikelihood):
+            gaps.append((self.likelihood.sigma.log() - other.likelihood.sigma.log()).abs().max())
+        return torch.stack(gaps).max().item()
+
+    def _function(self, gp: GaussianProcess) -> EvidenceFunction:
+        return gp.evidence_function(per_layer=self.precision.ndim > 0, per_output=self.per_output, at_weights=True)
+
+    def _moved(self, best: Optimum) -> PriorChoice:
+        likelihood = self.likelihood
+        if self.noise and isinstance(likelihood, GaussianLikelihood):
+            sigma = likelihood.sigma * best.noise_scale
+            likelihood = GaussianLikelihood(sigma.clamp(1e-4 * self.unit, 1e4 * self.unit))
+        precision = (self.precision * best.precision_scale).clamp(*RANGE)
+        return replace(self, precision=precision, likelihood=likelihood)
+
+
+def _named(name: str, values: Tensor, parts: list[str]) -> dict[str, Setting]:
+    if values.ndim == 0:
+        return {name: values.item()}
+    return {f"{name}[{part}]": value for part, value in zip(parts, values.tolist(), strict=True)}

@@ -1,0 +1,153 @@
+"""Σᵢ ∇²ℓᵢ(w) in three ways, with the gradient and the loss of the same pass: what an online-Newton step sees.
+
+GaussNewton        Σᵢ Jᵢᵀ Λᵢ Jᵢ                    Eq. (7)
+EmpiricalFisher    Σᵢ gᵢ gᵢᵀ,  gᵢ = Jᵢᵀ rᵢ         per-example gradients, as in VOGN
+ExactHessian       Σᵢ Jᵢᵀ Λᵢ Jᵢ + (∇² f)ᵢ rᵢ       Eq. (6), for small networks
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.features import NetworkFeatures
+from dnn2gp.likelihoods import Likelihood
+from dnn2gp.network.data import Data
+from dnn2gp.support.memory import require
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Sums over M examples: of the loss, of log p, of the gradients, of the curvature (P numbers, or P × P)."""
+
+    count: int
+    loss: Float[Tensor, ""]
+    log_likelihood: Float[Tensor, ""]
+    gradient: Float[Tensor, " P"]
+    curvature: Float[Tensor, "P *P"]
+
+    def plus(self, other: Evaluation) -> Evaluation:
+        """Of both sets of examples."""
+        return Evaluation(
+            self.count + other.count,
+            self.loss + other.loss,
+            self.log_likelihood + other.log_likelihood,
+            self.gradient + other.gradient,
+            self.curvature + other.curvature,
+        )
+
+    @staticmethod
+    def mean(several: list[Evaluation]) -> Evaluation:
+        """The average over samples of the weights, of the same examples."""
+        if len(several) == 1:
+            return several[0]
+        return Evaluation(
+            several[0].count,
+            torch.stack([each.loss for each in several]).mean(),
+            torch.stack([each.log_likelihood for each in several]).mean(),
+            torch.stack([each.gradient for each in several]).mean(0),
+            torch.stack([each.curvature for each in several]).mean(0),
+        )
+
+
+class Curvature(ABC):
+    """How ∇²ℓ is approximated; a subclass is used as a type and has no state."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def evaluate(cls, features: NetworkFeatures, batch: Data, likelihood: Likelihood, *, dense: bool) -> Evaluation:
+        """The loss, its gradient and its curvature at the anchor of `features`, in float64."""
+
+
+@final
+class GaussNewton(Curvature):
+    """JᵀΛJ: positive semi-definite, and exact for a network that is linear in its weights."""
+
+    name = "Gauss-Newton"
+
+    @classmethod
+    def evaluate(cls, features: NetworkFeatures, batch: Data, likelihood: Likelihood, *, dense: bool) -> Evaluation:
+        """One pass for the outputs, one for the gradient, and those of the Jacobian's factors."""
+        outputs = features.outputs(batch.inputs)
+        residual = likelihood.residual(outputs, batch.targets)
+        root = likelihood.noise_precision_root(outputs, batch.targets)
+        ggn = features.ggn if dense else features.ggn_diagonal
+        return Evaluation(
+            batch.num_examples,
+            *losses(likelihood, outputs, batch.targets),
+            features.vjp(batch.inputs, residual.unsqueeze(-1))[:, 0].double(),
+            ggn(batch.inputs, root),
+        )
+
+
+@final
+class EmpiricalFisher(Curvature):
+    """Σ g gᵀ of the examples' own gradients: one backward pass, whatever the number of outputs."""
+
+    name = "empirical Fisher"
+
+    @classmethod
+    def evaluate(cls, features: NetworkFeatures, batch: Data, likelihood: Likelihood, *, dense: bool) -> Evaluation:
+        """One forward and one backward pass; per-example gradients of one layer at a time, if at all."""
+        if dense:
+            outputs = features.outputs(batch.inputs)
+            residual = likelihood.residual(outputs, batch.targets).unsqueeze(-1)
+            gradient = features.vjp(batch.inputs, residual)[:, 0].double()
+            fisher = features.ggn(batch.inputs, residual)
+            return Evaluation(batch.num_examples, *losses(likelihood, outputs, batch.targets), gradient, fisher)
+        found: dict[int, tuple[Tensor, Tensor]] = {}  # an engine of two parts asks for the same residuals twice
+
+        def residuals(outputs: Float[Tensor, "n K"], part: slice) -> Float[Tensor, "n K"]:
+            targets = batch.targets[part]
+            found[part.start] = losses(likelihood, outputs, targets)
+            return likelihood.residual(outputs, targets)
+
+        gradient, squares = features.gradient_moments(batch.inputs, residuals)
+        loss, log_likelihood = (torch.stack(parts).sum() for parts in zip(*found.values(), strict=True))
+        return Evaluation(batch.num_examples, loss, log_likelihood, gradient, squares)
+
+
+@final
+class ExactHessian(Curvature):
+    """∇²ℓ itself, which may be indefinite away from a minimum."""
+
+    name = "exact Hessian"
+
+    @classmethod
+    def evaluate(cls, features: NetworkFeatures, batch: Data, likelihood: Likelihood, *, dense: bool) -> Evaluation:
+        """Gauss-Newton and the term with the second derivatives of f, a column at a time."""
+        size = features.num_weights
+        require(
+            4 * 8 * size**2,
+            features.budget(),
+            f"The exact Hessian of {size} weights",
+            "It is for small networks: use VOGGN or OGGN (Gauss-Newton), or VOGN or OGN (diagonal).",
+        )
+        outputs = features.outputs(batch.inputs)
+        residual = likelihood.residual(outputs, batch.targets)
+        hessian = features.ggn(batch.inputs, likelihood.noise_precision_root(outputs, batch.targets))
+        eye = torch.eye(size, dtype=features.anchor.dtype, device=features.anchor.device)
+        second = features.residual_curvature(batch.inputs, residual, eye).double()
+        hessian += 0.5 * (second + second.T)
+        return Evaluation(
+            batch.num_examples,
+            *losses(likelihood, outputs, batch.targets),
+            features.vjp(batch.inputs, residual.unsqueeze(-1))[:, 0].double(),
+            hessian if dense else hessian.diagonal(),
+        )
+
+
+def losses(
+    likelihood: Likelihood, outputs: Float[Tensor, "n K"], targets: Tensor
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Σ ℓᵢ and Σ log p(yᵢ | fᵢ), in float64."""
+    wide = targets.double() if targets.is_floating_point() else targets
+    loss = likelihood.loss(outputs.double(), wide)
+    return loss.sum(), -(loss + likelihood.log_normaliser(outputs.double(), wide)).sum()

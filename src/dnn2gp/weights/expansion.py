@@ -1,0 +1,165 @@
+"""The pivot, Eq. (5): the loss at an anchor w as features φ, residual v and noise precision D.
+
+    ∇ℓᵢ(w) = φᵢ vᵢ ,      ∇²ℓᵢ(w) ≈ φᵢ Dᵢ φᵢᵀ
+
+Everything after this file knows the network only through (φ, v, D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import log
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.features import FeatureMap, GradientFeatures, NetworkFeatures, StackedFeatures
+from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
+from dnn2gp.network.inputs import Inputs, concatenate, num_examples, same_form
+from dnn2gp.support.errors import InputError
+from dnn2gp.support.randomness import normal
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """(φ, v, D) for N examples at the anchor, with D = S Sᵀ known by its root."""
+
+    features: FeatureMap
+    inputs: Inputs
+    residual: Float[Tensor, "N Q"]
+    root: Float[Tensor, "N Q R"]
+    anchor: Float[Tensor, " P"]
+    log_likelihood: Float[Tensor, ""]
+    quadratic: bool
+    """Whether the loss is quadratic in f (Gaussian), so that the linear model's evidence is that of a regression."""
+
+    @staticmethod
+    def gauss_newton(features: NetworkFeatures, inputs: Inputs, targets: Tensor, likelihood: Likelihood) -> Expansion:
+        """Eq. (7), generalised Gauss-Newton: φ = Jᵀ, v = r, D = Λ."""
+        outputs = _outputs(features, inputs)
+        return Expansion(
+            features=features,
+            inputs=inputs,
+            residual=likelihood.residual(outputs, targets),
+            root=likelihood.noise_precision_root(outputs, targets),
+            anchor=features.anchor,
+            log_likelihood=likelihood.log_prob(outputs.double(), _double(targets)).sum(),
+            quadratic=isinstance(likelihood, GaussianLikelihood),
+        )
+
+    @staticmethod
+    def empirical_fisher(
+        features: NetworkFeatures, inputs: Inputs, targets: Tensor, likelihood: Likelihood
+    ) -> Expansion:
+        """Gradient features: φ = ∇ℓᵢ(w), v = 1, D = 1."""
+        outputs = _outputs(features, inputs)
+        residual = likelihood.residual(outputs, targets)
+        ones = residual.new_ones(len(residual), 1)
+        return Expansion(
+            features=GradientFeatures(features, inputs),
+            inputs=GradientFeatures.pair(inputs, residual),
+            residual=ones,
+            root=ones.unsqueeze(-1),
+            anchor=features.anchor,
+            log_likelihood=likelihood.log_prob(outputs.double(), _double(targets)).sum(),
+            quadratic=False,
+        )
+
+    @staticmethod
+    def stacked(expansions: Sequence[Expansion]) -> Expansion:
+        """The same examples expanded at S weights, as one: features and residuals below one another, D block by block.
+
+        Appendix A.2. The anchor is that of the first one; see `anchored`.
+        """
+        first = expansions[0]
+        if len(expansions) == 1:
+            return first
+        maps = [each.features for each in expansions]
+        if not all(isinstance(each, NetworkFeatures) for each in maps):
+            raise InputError("Only expansions with the features of a network can be stacked; for others take S = 1.")
+        Q, R = first.root.shape[1:]
+        root = first.root.new_zeros(len(first.root), len(maps) * Q, len(maps) * R)
+        for position, each in enumerate(expansions):
+            rows, columns = slice(position * Q, (position + 1) * Q), slice(position * R, (position + 1) * R)
+            root[:, rows, columns] = each.root
+        return replace(
+            first,
+            features=StackedFeatures(maps),  # pyright: ignore[reportArgumentType]
+            residual=torch.cat([each.residual for each in expansions], 1),
+            root=root,
+            log_likelihood=torch.stack([each.log_likelihood for each in expansions]).sum(),
+            quadratic=all(each.quadratic for each in expansions),
+        )
+
+    def anchored(self, anchor: Float[Tensor, " P"]) -> Expansion:
+        """The same features, residual and D at another anchor: ỹ = J a − Λ⁻¹ r (Theorem 2: a = μ_t, J at samples)."""
+        return replace(self, anchor=anchor)
+
+    def weighted(self, weight: float) -> Expansion:
+        """The loss times a number c > 0: residual c r, precision c D.
+
+        The log-likelihood becomes that of the sites: log N(ỹ | J w, (cΛ)⁻¹) where the loss is quadratic, else c log p.
+        """
+        log_likelihood = weight * self.log_likelihood
+        if self.quadratic:  # log p = −½ rᵀΛ⁻¹r + ½ log|Λ| − …: only the first term is multiplied, and |cΛ| = c^K |Λ|
+            white = torch.linalg.solve(self.root.double(), self.residual.double().unsqueeze(-1))
+            sites = self.residual.numel()
+            log_likelihood = self.log_likelihood + 0.5 * ((1 - weight) * white.square().sum() + sites * log(weight))
+        return replace(
+            self, residual=weight * self.residual, root=weight**0.5 * self.root, log_likelihood=log_likelihood
+        )
+
+    @property
+    def num_examples(self) -> int:
+        """N."""
+        return num_examples(self.inputs)
+
+    @property
+    def num_sites(self) -> int:
+        """M = N·R, the number of scalar sites: the rows of SᵀJ."""
+        return self.root.shape[0] * self.root.shape[2]
+
+    def noise_precision(self) -> Float[Tensor, "N Q Q"]:
+        """D = S Sᵀ."""
+        return self.root @ self.root.mT
+
+    def gradient(self) -> Float[Tensor, " P"]:
+        """Σᵢ ∇ℓᵢ(w) = Σᵢ φᵢ vᵢ."""
+        return self.features.vjp(self.inputs, self.residual.unsqueeze(-1))[:, 0]
+
+    def sampled(self, num_columns: int, generator: torch.Generator | None = None) -> Expansion:
+        """A cheap estimate: D = S Sᵀ by `num_columns` random columns S ε / √C, ε ~ N(0, I), so that E[D̂] = D.
+
+        The GGN, its diagonal and its Kronecker factors then take C backward passes in place of R, and are unbiased.
+        """
+        if num_columns < 1:
+            raise InputError(f"num_columns: expected at least 1; got {num_columns}.")
+        noise = normal((len(self.root), self.root.shape[2], num_columns), generator, self.root).to(self.root.dtype)
+        return replace(self, root=self.root @ noise / num_columns**0.5)
+
+    def joined(self, other: Expansion) -> Expansion:
+        """The expansion of both data sets, which must share features and anchor."""
+        if other.features is not self.features or not same_form(self.inputs, other.inputs):
+            raise InputError("Only expansions of one network at one anchor, with inputs of one form, can be joined.")
+        return replace(
+            self,
+            inputs=concatenate([self.inputs, other.inputs]),
+            residual=torch.cat([self.residual, other.residual]),
+            root=torch.cat([self.root, other.root]),
+            log_likelihood=self.log_likelihood + other.log_likelihood,
+            quadratic=self.quadratic and other.quadratic,
+        )
+
+
+def _outputs(features: NetworkFeatures, inputs: Inputs) -> Float[Tensor, "N K"]:
+    outputs = features.outputs(inputs)
+    if not outputs.isfinite().all():
+        row = int((~outputs.isfinite()).any(1).nonzero()[0])
+        raise InputError(f"The network's output for example {row} holds NaN or infinity. Look at that example.")
+    return outputs
+
+
+def _double(targets: Tensor) -> Tensor:
+    return targets.double() if targets.is_floating_point() else targets

@@ -1,0 +1,328 @@
+"""Step A while training: one update of the online-Newton family, Eqs. (11) and (12), as pure functions.
+
+With q_t = N(μ_t, Σ_t), S samples w_s ~ q_t (or w = μ_t alone), M of N examples, rates β and β', temperature T:
+
+    ĝ        = (N / M T) (1/S) Σ_s Σᵢ ∇ℓᵢ(w_s) + δ μ_t                      Ĥ = (N / M T) (1/S) Σ_s Σᵢ ∇²ℓᵢ(w_s)
+    Σ_{t+1}⁻¹ = (1 − β') Σ_t⁻¹ + β' (Ĥ + δI)                                   (its diagonal, for a diagonal structure)
+    μ_{t+1}   = μ_t − β Σ_{t+1} m / c,   m = γ m + (1 − γ) ĝ,   c = γ c + 1 − γ             (m / c = ĝ without momentum)
+
+Theorem 2 is about β' = β and γ = 0. Everything is a frozen value; the classes of `optimizers.py` are built on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.features import NetworkFeatures
+from dnn2gp.likelihoods import Likelihood
+from dnn2gp.network.data import Data
+from dnn2gp.network.inputs import concatenate
+from dnn2gp.support.errors import DivergedError, InputError, NotPositiveDefiniteError
+from dnn2gp.support.memory import require
+from dnn2gp.support.randomness import own_generator
+from dnn2gp.weights.curvature import Curvature, Evaluation
+from dnn2gp.weights.expansion import Expansion
+from dnn2gp.weights.gaussian import Gaussian
+from dnn2gp.weights.structures import Dense, Diagonal
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """q_t = N(μ_t, Σ_t), the momentum m of its mean with its weight c, and t."""
+
+    mean: Float[Tensor, " P"]
+    precision: Dense | Diagonal
+    momentum: Float[Tensor, " P"]
+    momentum_weight: float = 0.0
+    """c: what past gradients sum to in m, 1 − γᵗ for a constant γ."""
+    step: int = 0
+
+    def posterior(self) -> Gaussian:
+        """q_t."""
+        return Gaussian(self.mean, self.precision)
+
+
+@dataclass(frozen=True, eq=False)
+class OnlineNewton:
+    """A method of the family, for one network, likelihood, prior and number of data.
+
+    num_samples  S samples of q_t at which gradient and curvature are taken; 0: at the mean (ON, OGGN, OGN)
+    """
+
+    features: NetworkFeatures
+    likelihood: Likelihood
+    num_data: int
+    prior_precision: Float[Tensor, " P"]
+    curvature: type[Curvature]
+    structure: type[Dense] | type[Diagonal]
+    num_samples: int = 1
+    momentum: float = 0.0
+    temperature: float = 1.0
+    antithetic: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse settings that mean nothing."""
+        check_settings(self.num_data, self.num_samples, self.momentum, self.temperature, self.antithetic)
+        if self.structure not in (Dense, Diagonal):
+            raise InputError(f"structure: expected Dense or Diagonal; got {self.structure!r}.")
+        if self.prior_precision.shape != self.features.anchor.shape or not (self.prior_precision > 0).all():
+            raise InputError(
+                f"prior_precision: expected {self.features.num_weights} numbers > 0, one for each weight; got a tensor "
+                f"of shape {tuple(self.prior_precision.shape)} with a minimum of {self.prior_precision.min():.3g}."
+            )
+
+    def init(self, mean: Float[Tensor, " P"], initial_precision: float) -> State:
+        """q_0 = N(mean, initial_precision⁻¹ I)."""
+        precision = first_precision(self.structure, mean, initial_precision, self.features.budget())
+        return State(mean, precision, torch.zeros_like(mean))
+
+    def update(
+        self,
+        state: State,
+        batch: Data | Sequence[Data],
+        beta: float,
+        precision_beta: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[State, StepInfo]:
+        """One step; several batches count as one. `precision_beta` (β') is β unless it is given."""
+        check_rate("beta", beta)
+        batches = [batch] if isinstance(batch, Data) else list(batch)
+        if not batches:
+            raise InputError("batch: expected some data; got an empty list.")
+        if not isinstance(state.precision, self.structure):
+            raise InputError(
+                f"state: expected a {self.structure.__name__} precision, as this method has it; got "
+                f"{type(state.precision).__name__}. Begin with init."
+            )
+        self.check_count(sum(each.num_examples for each in batches))
+        samples = self.sample(state, generator)
+        total = self.evaluate(state, samples, batches[0])
+        for position, more in enumerate(batches[1:], 1):
+            total = total.plus(self.evaluate(state, samples, more, position))
+        gradient = self.gradient(state, total)
+        after = self.apply(state, total, gradient, beta, precision_beta)
+        return after, StepInfo(self, state.step, samples, tuple(batches), beta, total, gradient)
+
+    def sample(self, state: State, generator: torch.Generator | None = None) -> Float[Tensor, "S P"]:
+        """w_s = μ_t + Σ_t^{½} ε_s, in pairs ± ε if antithetic; μ_t itself where the method looks at the mean."""
+        mean, count = state.mean, self.num_samples
+        if count == 0:
+            return mean.unsqueeze(0)
+        draws = count // 2 if self.antithetic else count
+        generator = own_generator(generator, mean.device)
+        noise = torch.randn(len(mean), draws, generator=generator, dtype=mean.dtype, device=mean.device)
+        moves = state.precision.unwhiten(noise).T.to(mean.dtype)
+        return (mean + (torch.cat([moves, -moves]) if self.antithetic else moves)).contiguous()
+
+    def evaluate(self, state: State, samples: Float[Tensor, "S P"], batch: Data, position: int = 0) -> Evaluation:
+        """Loss, gradient and curvature of a batch, averaged over the samples; `position`: of the batch in its step."""
+        self.check_count(batch.num_examples)
+        dense = self.structure is Dense
+        found = []
+        for weights in samples:
+            features = self.features.at(weights)
+            found.append(self.curvature.evaluate(features, batch, self.likelihood, dense=dense))
+        result = Evaluation.mean(found)
+        if not all(value.isfinite().all() for value in (result.loss, result.gradient, result.curvature)):
+            raise self._diverged(state, samples, batch, position)
+        return result
+
+    def check_count(self, count: int) -> None:
+        """M ≤ N, of all batches of a step together."""
+        if count > self.num_data:
+            raise InputError(
+                f"num_data: expected the number of all examples, N; got {self.num_data}, but a step sees {count}. Its "
+                "examples stand for all the data and are scaled by N / M: give the true N."
+            )
+
+    def look(self, state: State, batch: Data, beta: float, generator: torch.Generator | None = None) -> Sites:
+        """What a step from q_t would see, without taking it: the GP of q_t on examples of one's choice."""
+        return Sites(self, state.step, self.sample(state, generator), (batch,), check_rate("beta", beta))
+
+    def gradient(self, state: State, evaluation: Evaluation) -> Float[Tensor, " P"]:
+        """ĝ, in float64."""
+        scale = self.scale(evaluation.count)
+        return scale * evaluation.gradient + self.prior_precision.double() * state.mean.double()
+
+    def scale(self, count: int) -> float:
+        """N / (M T): what the sums over a batch of M examples are multiplied with."""
+        return self.num_data / (count * self.temperature)
+
+    def apply(
+        self,
+        state: State,
+        evaluation: Evaluation,
+        gradient: Float[Tensor, " P"],
+        beta: float,
+        precision_beta: float | None = None,
+    ) -> State:
+        """Σ_{t+1} and μ_{t+1} from a gradient (ĝ, or what a user made of it) and a curvature; β = 0 keeps the mean."""
+        rate = beta if precision_beta is None else check_rate("precision_beta", precision_beta)
+        try:
+            precision = self._moved(state.precision, self.scale(evaluation.count) * evaluation.curvature, rate)
+            momentum = torch.lerp(gradient, state.momentum.double(), self.momentum)
+            weight = self.momentum * state.momentum_weight + 1 - self.momentum
+            move = precision.solve(momentum[:, None] / weight)[:, 0]
+        except NotPositiveDefiniteError as error:
+            raise NotPositiveDefiniteError(
+                f"Step {state.step + 1}: {error} The curvature is the {self.curvature.name} of this batch; lower the "
+                "rate of the precision, raise the prior precision or the first precision, or use a method whose "
+                "curvature is never negative (VOGGN, OGGN, VOGN, OGN). The state before this step is intact."
+            ) from error
+        mean = (state.mean.double() - beta * move).to(state.mean.dtype)
+        if not mean.isfinite().all():
+            raise DivergedError(
+                f"Step {state.step + 1} would make weights NaN or infinite. The state before it is intact: lower lr "
+                "or precision_lr, or raise the first precision or the prior precision."
+            )
+        return State(mean, precision, momentum.to(state.mean.dtype), weight, state.step + 1)
+
+    def prior(self, state: State, beta: float) -> Gaussian:
+        """N(m_t, V_t) of Theorem 2: V_t⁻¹ = (1−β) Σ_t⁻¹ + β δI, m_t = (1−β) V_t Σ_t⁻¹ μ_t, so that p^β q_t^{1−β} ∝ it.
+
+        m_t is computed as μ_t − β V_t δ μ_t, which is the same and loses no digits for small β.
+        """
+        check_rate("beta", beta)
+        precision = self._moved(state.precision, 0.0, beta)
+        pull = (self.prior_precision.double() * state.mean.double())[:, None]
+        mean = state.mean.double() - beta * precision.solve(pull)[:, 0]
+        return Gaussian(mean.to(state.mean.dtype), precision)
+
+    def _moved(self, precision: Dense | Diagonal, curvature: Tensor | float, beta: float) -> Dense | Diagonal:
+        """(1 − β) Σ⁻¹ + β (H + δI)."""
+        delta = self.prior_precision.double()
+        if isinstance(precision, Diagonal):
+            values = (1 - beta) * precision.values.double() + beta * (curvature + delta)
+            return Diagonal(values.to(precision.values.dtype))
+        matrix = (1 - beta) * precision.matrix
+        matrix.diagonal().add_(beta * delta)
+        return Dense(matrix + beta * curvature)
+
+    def _diverged(self, state: State, samples: Tensor, batch: Data, position: int) -> DivergedError:
+        """Say which examples, at which step, and what can be done."""
+        losses = [self.likelihood.loss(self.features.at(w).outputs(batch.inputs), batch.targets) for w in samples]
+        bad = (~torch.stack(losses).isfinite().all(0)).nonzero().flatten().tolist()
+        what = f"the loss of example {bad[0]} of it" if bad else "its gradient or curvature"
+        return DivergedError(
+            f"Step {state.step + 1}, batch {position + 1} of the step ({batch.num_examples} examples): {what} is NaN "
+            f"or infinite. The state before this step is intact and can be saved. Look at the batch; "
+            "lower lr or precision_lr, or raise the first precision or the prior precision: steps are then smaller, "
+            "and samples nearer to the mean."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """What Theorem 2 needs of a step from q_t: the samples of q_t, the examples, and β."""
+
+    method: OnlineNewton
+    step: int
+    """t, the step that q_t had."""
+    samples: Float[Tensor, "S P"]
+    batches: tuple[Data, ...]
+    beta: float
+
+    @cached_property
+    def expansion(self) -> Expansion:
+        """Eq. (5) at each of the samples, stacked, for the examples of the step; not yet scaled by β."""
+        return self.expanded(Expansion.gauss_newton)
+
+    def expanded(self, kind: Callable[..., Expansion]) -> Expansion:
+        """The same by another constructor of `Expansion`: `Expansion.empirical_fisher` is what VOGN itself sees."""
+        method, batch = self.method, joined(self.batches)
+        each = [
+            kind(method.features.at(weights), batch.inputs, batch.targets, method.likelihood)
+            for weights in self.samples
+        ]
+        return Expansion.stacked(each).weighted(method.scale(batch.num_examples) / len(each))
+
+
+@dataclass(frozen=True, eq=False)
+class StepInfo(Sites):
+    """What a step saw and what came of it."""
+
+    evaluation: Evaluation
+    gradient: Float[Tensor, " P"]
+    """ĝ, as the step used it."""
+
+    @property
+    def loss(self) -> float:
+        """The mean loss (1/M) Σ ℓᵢ of the examples, averaged over the samples."""
+        return self.evaluation.loss.item() / self.evaluation.count
+
+    @property
+    def log_likelihood(self) -> float:
+        """An estimate of E_q log p(D | w) for all N examples."""
+        return self.evaluation.log_likelihood.item() * self.method.num_data / self.evaluation.count
+
+
+def joined(batches: Sequence[Data]) -> Data:
+    """Several batches as one."""
+    if len(batches) == 1:
+        return batches[0]
+    return Data(concatenate([batch.inputs for batch in batches]), torch.cat([batch.targets for batch in batches]))
+
+
+def expected_log_likelihood(
+    method: OnlineNewton, state: State, data: Data, num_samples: int, generator: torch.Generator | None = None
+) -> Float[Tensor, ""]:
+    """E_q log p(D | w) by samples; exact at the mean for num_samples = 0."""
+    looking = replace(method, num_samples=num_samples, antithetic=False)
+    values = []
+    for weights in looking.sample(state, generator):
+        outputs = method.features.at(weights).outputs(data.inputs).double()
+        targets = data.targets.double() if data.targets.is_floating_point() else data.targets
+        values.append(method.likelihood.log_prob(outputs, targets).sum())
+    return torch.stack(values).mean()
+
+
+def first_precision(
+    structure: type[Dense] | type[Diagonal], mean: Float[Tensor, " P"], value: float, budget: int
+) -> Dense | Diagonal:
+    """value · I, if the matrices of a step fit into memory."""
+    values = torch.full_like(mean, check_positive("initial_precision", value))
+    if structure is Diagonal:
+        return Diagonal(values)
+    size = len(mean)
+    instead = "It is for small networks: use VOGN or OGN (diagonal), or freeze layers (requires_grad_(False))."
+    require(_MATRICES * 8 * size**2, budget, f"A dense precision of {size} weights", instead)
+    return Dense(torch.diag(values.double()))
+
+
+_MATRICES = 5  # before and after the step, the Cholesky factor, the curvature, and what is added
+
+
+def check_rate(name: str, value: float) -> float:
+    """β ∈ (0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise InputError(
+            f"{name}: expected a learning rate in (0, 1], the share of the new curvature and gradient; got {value!r}. "
+            "It is the β of Eqs. (11) and (12) on the summed loss, and not the rate of Adam: try 0.1."
+        )
+    return value
+
+
+def check_positive(name: str, value: float) -> float:
+    """A finite number > 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise InputError(f"{name}: expected a finite number > 0; got {value!r}.")
+    return value
+
+
+def check_settings(num_data: int, num_samples: int, momentum: float, temperature: float, antithetic: bool) -> None:
+    """Refuse settings that mean nothing."""
+    if isinstance(num_data, bool) or not isinstance(num_data, int) or num_data < 1:
+        raise InputError(f"num_data: expected the number N ≥ 1 of all training examples; got {num_data!r}.")
+    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 0:
+        raise InputError(f"num_samples: expected a whole number from 0 (at the mean) on; got {num_samples!r}.")
+    if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+        raise InputError(f"momentum: expected a number in [0, 1); got {momentum!r}.")
+    check_positive("temperature", temperature)
+    if antithetic and num_samples % 2:
+        raise InputError(f"antithetic samples come in pairs: expected an even num_samples; got {num_samples}.")

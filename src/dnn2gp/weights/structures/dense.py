@@ -1,0 +1,118 @@
+"""Dense precision: the exact one, P × P, factorised once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.features import FeatureMap
+from dnn2gp.network.inputs import Inputs
+from dnn2gp.support.memory import require
+from dnn2gp.weights.linalg import cholesky
+from dnn2gp.weights.structures.base import Structure
+
+
+@final
+class Dense(Structure):
+    """Σ⁻¹ = L Lᵀ, held and factorised in float64 whatever the dtype of the weights."""
+
+    name = "dense"
+    exact = True
+
+    def __init__(self, matrix: Float[Tensor, "P P"]) -> None:
+        """A precision matrix; it is factorised when first needed, and once."""
+        self.matrix = matrix.double()
+        self.size = len(matrix)
+
+    @classmethod
+    def from_ggn(cls, prior: Structure, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]) -> Dense:
+        """Σ̃⁻¹ = V⁻¹ + JᵀΛJ."""
+        size, sites = prior.size, root.shape[0] * root.shape[2]
+        instead = (
+            f"Function space (inference=FunctionSpace) needs a {sites} × {sites} matrix instead."
+            if sites < size
+            else "Freeze layers (requires_grad_(False)) or use fewer of the data with inference=FunctionSpace."
+        )
+        what = f"A dense precision of {size} weights"
+        require(
+            3 * 8 * size**2,
+            features.budget(),
+            what,
+            f"{instead} structure=Kronecker or Diagonal is cheap, but far from exact.",
+        )
+        matrix = features.ggn(inputs, root)
+        matrix += prior.dense()
+        return cls(matrix)
+
+    @classmethod
+    def ggn_eigenvalues(
+        cls, prior: Structure, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
+    ) -> Float[Tensor, " P"]:
+        """Of the whole matrix."""
+        return white_eigenvalues(features.ggn(inputs, root), prior.diagonal())
+
+    @cached_property
+    def factor(self) -> Float[Tensor, "P P"]:
+        """L."""
+        return cholesky(self.matrix, "The precision of the weights", "Raise the prior precision δ, or use float64.")
+
+    def matmul(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
+        """Σ⁻¹ v."""
+        return self.matrix @ vectors.double()
+
+    def solve(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
+        """Σ v = L⁻ᵀ L⁻¹ v."""
+        return torch.cholesky_solve(vectors.double(), self.factor)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float64."""
+        return torch.float64
+
+    def whiten(self, rows: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
+        """J L⁻ᵀ."""
+        flat = rows.reshape(-1, self.size).double()
+        return torch.linalg.solve_triangular(self.factor, flat.T, upper=False).T.reshape(rows.shape)
+
+    def unwhiten(self, noise: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
+        """L⁻ᵀ ε."""
+        return torch.linalg.solve_triangular(self.factor.T, noise.double(), upper=True)
+
+    def diagonal(self) -> Float[Tensor, " P"]:
+        """diag(Σ⁻¹)."""
+        return self.matrix.diagonal()
+
+    def inverse_diagonal(self) -> Float[Tensor, " P"]:
+        """diag(Σ)."""
+        return torch.cholesky_inverse(self.factor).diagonal()
+
+    def log_det(self) -> Float[Tensor, ""]:
+        """log |Σ⁻¹| = 2 Σ log L_pp."""
+        return 2 * self.factor.diagonal().log().sum()
+
+    def dense(self) -> Float[Tensor, "P P"]:
+        """Σ⁻¹."""
+        return self.matrix
+
+    def double(self) -> Dense:
+        """Itself: it is in float64."""
+        return self
+
+    def state(self) -> dict[str, Tensor]:
+        """The matrix."""
+        return {"matrix": self.matrix}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor]) -> Dense:
+        """From the matrix."""
+        return cls(state["matrix"])
+
+
+def white_eigenvalues(matrix: Float[Tensor, "p p"], precision: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+    """The eigenvalues of V^{½} G V^{½}, V⁻¹ = diag(precision); those that rounding made negative count as zero."""
+    scale = precision.double().rsqrt()
+    return torch.linalg.eigvalsh(matrix.double() * scale[:, None] * scale).clamp(min=0)

@@ -1,0 +1,280 @@
+"""Tables of users: what is read, how it is encoded, and what is refused, with its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.impute import SimpleImputer
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from dnn2gp.apps.tables import (
+    Category,
+    ClassTarget,
+    Encoder,
+    Flag,
+    Number,
+    NumberTarget,
+    Table,
+    feature_kinds,
+    read_table,
+)
+from dnn2gp.support.errors import FileFormatError, InputError
+
+FRAME = pd.DataFrame(
+    {
+        "age": [23, 35, 41, 29, 60, 18],
+        "income": [1.5, 2.25, 3.0, 0.5, 9.75, 1e-3],
+        "city": ["Oslo", "Rome, Italy", "Oslo", "Lima", "Lima", "Oslo"],
+        "member": [True, False, True, True, False, False],
+        "price": [10.0, 20.5, 15.25, 8.0, 40.0, 12.5],
+    }
+)
+
+
+def written(folder: Path, content: str | bytes, name: str = "data.csv") -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def encoder(table: Table, target: str = "price", rows: np.ndarray | None = None, **options: bool) -> Encoder:
+    return Encoder.fit(table, feature_kinds(table, target), target, NumberTarget, rows, **options)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_separators_are_told(separator: str, ending: str, mark: str, tmp_path: Path) -> None:
+    text = mark + FRAME.to_csv(sep=separator, index=False, lineterminator=ending)
+    table = read_table(written(tmp_path, text))
+    assert table.names == list(FRAME)
+    np.testing.assert_array_equal(table.numbers("income"), FRAME["income"])
+    assert table.texts("city") == list(FRAME["city"])
+    np.testing.assert_array_equal(table.truths("member"), FRAME["member"])
+
+
+def test_decimal_commas(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, "a;b;c\n1,5;x,1;3\n-2,25e1;y,2;4\n;z;5\n"))
+    np.testing.assert_array_equal(table.numbers("a"), [1.5, -22.5, np.nan])
+    assert table.texts("b") == ["x,1", "y,2", "z"]
+
+
+def test_a_text_with_commas_does_not_change_the_separator(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, "name;x\na,b,c,d;1\ne,f;2\n"))
+    assert table.texts("name") == ["a,b,c,d", "e,f"]
+
+
+def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
+    """Through empty lines and through texts of several lines."""
+    table = read_table(written(tmp_path, 'x,y\n\n1,"two\nlines"\n2,b\n\n3,c\n'))
+    assert table.lines == (3, 5, 7)
+    assert table.where(2, "y") == "data.csv, line 7, column 'y'"
+
+
+def test_parquet(tmp_path: Path) -> None:
+    FRAME.to_parquet(tmp_path / "data.anything")
+    table = read_table(tmp_path / "data.anything")
+    pd.testing.assert_frame_equal(table.frame, FRAME, check_column_type=False)
+    assert table.where(0, "age") == "data.anything, row 1, column 'age'"
+    kinds = {"age": Number, "income": Number, "city": Category, "member": Flag}
+    assert feature_kinds(table, "price") == kinds
+
+
+def test_a_csv_file_and_its_frame_are_encoded_alike(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, FRAME.to_csv(index=False)))
+    ours = encoder(table)
+    assert ours == encoder(Table(FRAME, "frame"))
+    np.testing.assert_array_equal(ours.inputs(table), ours.inputs(Table(FRAME, "frame")))
+
+
+def test_encoding_is_that_of_scikit_learn() -> None:
+    table, rows = Table(FRAME, "frame"), np.array([0, 2, 3, 5])
+    found = encoder(table, rows=rows)
+    numbers = ["age", "income"]
+    scaler = StandardScaler().fit(FRAME[numbers].to_numpy()[rows])
+    hot = OneHotEncoder(sparse_output=False).fit_transform(FRAME[["city"]])
+    expected = np.hstack([scaler.transform(FRAME[numbers].to_numpy()), hot, FRAME[["member"]].to_numpy(dtype=float)])
+    np.testing.assert_allclose(found.inputs(table), expected, rtol=1e-14)
+    scaled = StandardScaler().fit(FRAME[["price"]].to_numpy()[rows]).transform(FRAME[["price"]].to_numpy())
+    np.testing.assert_allclose(found.targets(table), scaled, rtol=1e-14)
+    assert found.num_inputs == 2 + 3 + 1
+
+
+def test_imputation_is_that_of_scikit_learn() -> None:
+    holes = FRAME.astype(object)
+    holes.loc[1, "age"], holes.loc[4, "city"], holes.loc[0, "member"] = None, np.nan, pd.NA
+    table = Table(holes, "frame")
+    found = encoder(table, impute=True)
+    ages = SimpleImputer(strategy="median").fit_transform(FRAME[["age"]].astype(float).where(holes[["age"]].notna()))
+    inputs = found.inputs(table)
+    np.testing.assert_allclose(inputs[:, :1], StandardScaler().fit_transform(ages), rtol=1e-14)
+    assert inputs[4, 2:5].tolist() == [0, 1, 0]  # Oslo, of Lima, Oslo and "Rome, Italy"
+    assert inputs[0, 5] == 0  # of the five that are left, three are false
+    with pytest.raises(InputError, match=r"row 1, column 'member': the value is missing \(3 cells"):
+        encoder(table)
+
+
+def test_state_is_json() -> None:
+    for found in (encoder(Table(FRAME, "frame"), impute=True), encoder(Table(FRAME, "frame"))):
+        assert Encoder.from_state(json.loads(json.dumps(found.state()))) == found
+    with pytest.raises(FileFormatError, match="Tune again"):
+        Encoder.from_state({"columns": [{"kind": "date"}]})
+    with pytest.raises(FileFormatError, match="Tune again"):
+        Encoder.from_state([])
+
+
+def test_classes() -> None:
+    frame = pd.DataFrame({"x": range(5), "y": [10.0, 9.0, 10.0, 2.0, 9.0]})
+    target = ClassTarget.fit(Table(frame, "frame"), "y", np.arange(5))
+    assert target.classes == ("2", "9", "10")
+    assert target.encode(Table(frame, "frame")).tolist() == [2, 1, 2, 0, 1]
+
+
+def test_numbers_that_are_names() -> None:
+    table = Table(FRAME, "frame")
+    assert feature_kinds(table, "price", categorical=["age"])["age"] is Category
+    assert "age" not in feature_kinds(table, "price", drop=["age"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\n \n", "is empty"),
+        (b"a,b\n1,2,3\n", r"line 2: expected 2 cells.*got 3"),
+        (b"a,b,a\n1,2,3\n", "several columns of the name 'a'"),
+        (b"a\n1\n2\n", "one column only"),
+        (b"1.5,2,3\n4,5,6\n", "first line holds numbers"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0", "binary data"),
+        (b"PK\x03\x04\x14\0", "workbook"),
+        ("a,b\n1,2\n".encode("utf-16"), "UTF-16"),
+        (b"a,b\n1,2\n3,caf\xe9\n", "line 3: not UTF-8"),
+        (b"PAR1 and no more", "not a whole Parquet file"),
+    ],
+)
+def test_files_that_are_no_tables(content: bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        read_table(written(tmp_path, content))
+
+
+def test_places_that_are_no_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        read_table(tmp_path / "no.csv")
+    with pytest.raises(InputError, match="is a folder"):
+        read_table(tmp_path)
+
+
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(path: Path) -> pd.DataFrame:
+        raise ImportError("no pyarrow")
+
+    monkeypatch.setattr(pd, "read_parquet", absent)
+    with pytest.raises(InputError, match=r"pip install 'dnn2gp\[parquet\]'"):
+        read_table(written(tmp_path, b"PAR1"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x,c,y\n1,5,2\n2,5.0,3\n", "'c' are all the same.*--drop-constant"),
+        ("x,c,y\n1,a,2\n2,a,3\n", "'c' are all the same.*--drop-constant"),
+        ("x,c,y\n1,,2\n2,,3\n", "'c' are all the same.*--drop-constant"),
+        ("x,c,y\n1,4,2\n2,5,3\n3,6,4\n4,6b,4\n", r"line 5, column 'c': '6b' is no number.*--categorical 'c'"),
+        (",x,y\n0,4,2\n1,5,3\n", "column 1 has no name.*--drop 'Unnamed: 0'"),
+        ("x,y\n" + "".join(f"id{i},{i}\n" * 2 for i in range(101)), "'x' has 101 different texts.*--drop 'x'"),
+        ("x,y\n" + "".join(f"id{i},{i}\n" for i in range(11)), "cell of column 'x' has a text of its own.*--drop 'x'"),
+    ],
+)
+def test_columns_that_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        feature_kinds(read_table(written(tmp_path, text)), "y")
+
+
+def test_refused_columns_can_be_left_out(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, ",x,c,y\n0,1,5,2\n1,2,5,3\n"))
+    assert feature_kinds(table, "y", drop=["Unnamed: 0"], drop_constant=True) == {"x": Number}
+    with pytest.raises(InputError, match="no column is left"):
+        feature_kinds(table, "y", drop=["Unnamed: 0", "x"], drop_constant=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Price", "did you mean 'price'"),
+        ("incme", "did you mean 'income'"),
+        ("q", r"no column 'q'\. Its columns are: age"),
+    ],
+)
+def test_a_column_that_is_not_there(name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        feature_kinds(Table(FRAME, "frame"), name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x,y\n1,a\n2,b\n", "target 'y' holds texts.*--task classification"),
+        ("x,y\n1,true\n2,false\n", "target 'y' holds texts.*--task classification"),
+        ("x,y\n1,1\n2,2\n3,3\n4,x\n", "line 5, column 'y': expected a number; got 'x'"),
+        ("x,y\n1,4\n2,4\n", "'y' is 4 in all rows"),
+        ("x,y\n1,4\n2,\n3,5\n4,NA\n", r"line 3, column 'y': the target is missing \(2 rows"),
+        ("x,y\n1,4\n2,inf\n", "line 3, column 'y': infinite"),
+        ("x,y\n1,1e200\n2,3e200\n", "too large to be squared"),
+        ("x,y\n1,4\n-inf,5\n", "line 3, column 'x': infinite"),
+        ("x,y\n1,4\n1e999,5\n", "line 3, column 'x': infinite"),
+        ("x,y\n1,4\n?,5\n2,5\n", "line 3, column 'x': the value is missing"),
+        ("x,y\n1,4\n,5\n2,5\n,6\n", r"line 3, column 'x': the value is missing \(2 cells.*--impute"),
+    ],
+)
+def test_cells_that_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        encoder(read_table(written(tmp_path, text)), "y")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [(["a", "a", "a"], "'y' is 'a' in all rows"), ([str(i) for i in range(51)], "51 different values.*regression")],
+)
+def test_classes_that_are_refused(values: list[str], message: str) -> None:
+    table = Table(pd.DataFrame({"x": range(len(values)), "y": values}), "frame")
+    with pytest.raises(InputError, match=message):
+        ClassTarget.fit(table, "y", np.arange(len(values)))
+
+
+def test_other_kinds_of_columns_are_refused() -> None:
+    frame = FRAME.assign(day=pd.date_range("2020-01-01", periods=6))
+    with pytest.raises(InputError, match=r"'day' holds datetime64.*--drop 'day'"):
+        feature_kinds(Table(frame, "frame"), "price")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"city": "Bonn"}, "row 2, column 'city': 'Bonn' is none of the 3 categories"),
+        ({"age": "old"}, "row 2, column 'age': expected a number; got 'old'"),
+        ({"member": "maybe"}, "row 2, column 'member': expected true or false; got 'maybe'"),
+        ({"income": None}, "row 2, column 'income': the value is missing"),
+        ({"income": np.inf}, "row 2, column 'income': infinite"),
+    ],
+)
+def test_new_rows_that_are_refused(change: dict, message: str) -> None:
+    known = encoder(Table(FRAME, "frame"))
+    new = FRAME.drop(columns="price").astype(object)
+    for name, value in change.items():
+        new.loc[1, name] = value
+    with pytest.raises(InputError, match=message):
+        known.inputs(Table(new, "new"))
+
+
+def test_new_rows_with_other_columns() -> None:
+    known = encoder(Table(FRAME, "frame"))
+    turned = FRAME[["member", "city", "income", "age"]].assign(more=1)
+    np.testing.assert_array_equal(known.inputs(Table(turned, "new")), known.inputs(Table(FRAME, "frame")))
+    with pytest.raises(InputError, match="new lacks the columns 'age', 'city'"):
+        known.inputs(Table(FRAME.drop(columns=["city", "age"]), "new"))
+    with pytest.raises(InputError, match="new has no rows"):
+        known.inputs(Table(FRAME.iloc[:0], "new"))

@@ -1,0 +1,204 @@
+"""The import order of the package: the layers in pyproject.toml, checked on the source without importing it.
+
+`make lint` checks the same list with import-linter; here it needs no tool, and plots/ has a stricter rule of its own.
+Imports inside functions and under TYPE_CHECKING count like all others.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = "dnn2gp"
+Graph = dict[str, set[str]]
+
+
+def declared_layers() -> list[list[str]]:
+    """The layers of pyproject.toml, lowest first; each is the list of its siblings."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (contract,) = [contract for contract in config if contract["type"] == "layers"]
+    return [[name.strip(" ()") for name in layer.split("|")] for layer in reversed(contract["layers"])]
+
+
+def modules(source: Path) -> dict[str, Path]:
+    """Dotted name -> file, for every module under source/dnn2gp."""
+    found = {}
+    for path in sorted((source / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(source).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(name: str, path: Path) -> Iterator[str]:
+    """The absolute dotted names that a module imports; `from a import b` gives a.b, whatever b is."""
+    parents = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = parents[: len(parents) - node.level + 1] if node.level else []
+            base = [*base, *(node.module.split(".") if node.module else [])]
+            yield from (".".join([*base, alias.name]) for alias in node.names)
+
+
+def import_graph(source: Path) -> Graph:
+    """Module -> the modules of the package that it imports (a name inside a module counts as that module)."""
+    known = modules(source)
+    graph: Graph = {name: set() for name in known}
+    for name, path in known.items():
+        for target in imported(name, path):
+            while target and target not in known:
+                target = target.rpartition(".")[0]
+            if target and target != name:
+                graph[name].add(target)
+    return graph
+
+
+def top(module: str) -> str:
+    """dnn2gp.features.feature_map -> features; the package itself -> ''."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def violations(graph: Graph, layers: list[list[str]]) -> list[str]:
+    """Imports that go up, to a sibling, or to the package's own __init__, and modules that no layer names."""
+    level = {name: height for height, layer in enumerate(layers) for name in layer}
+    found = [
+        f"{module} is in no layer: give it a place in [tool.importlinter] of pyproject.toml"
+        for module in graph
+        if top(module) and top(module) not in level
+    ]
+    for module, targets in graph.items():
+        for target in sorted(targets):
+            below, above = top(target), top(module)
+            if not above or above == below or above not in level:
+                continue
+            if not below:
+                found.append(f"{module} imports {PACKAGE} itself: import from the module that defines the name")
+            elif below in level and level[below] == level[above]:
+                found.append(f"{module} imports its sibling {target}")
+            elif below in level and level[below] > level[above]:
+                found.append(f"{module} imports {target}, which is above it")
+    return found
+
+
+def cycle(graph: Graph) -> list[str]:
+    """Modules that import one another in a ring, or [] if there are none."""
+    done: set[str] = set()
+
+    def visit(module: str, trail: list[str]) -> list[str]:
+        if module in trail:
+            return [*trail[trail.index(module) :], module]
+        if module in done:
+            return []
+        for target in sorted(graph[module]):
+            if ring := visit(target, [*trail, module]):
+                return ring
+        done.add(module)
+        return []
+
+    return next((ring for module in graph if (ring := visit(module, []))), [])
+
+
+# The package ----------------------------------------------------------------------------------------------------------
+
+
+def test_imports_go_down_the_layers() -> None:
+    found = violations(import_graph(ROOT / "src"), declared_layers())
+    assert not found, "\n".join(found)
+
+
+def test_no_import_cycle() -> None:
+    ring = cycle(import_graph(ROOT / "src"))
+    assert not ring, " -> ".join(ring)
+
+
+def test_plots_import_only_numpy_and_matplotlib() -> None:
+    allowed = {"numpy", "matplotlib", *sys.stdlib_module_names}
+    found = []
+    for name, path in modules(ROOT / "src").items():
+        for target in imported(name, path) if top(name) == "plots" else ():
+            own = target.startswith(tuple(f"{PACKAGE}.{own}" for own in ("plots", "support.errors")))
+            if not own and target.split(".")[0] not in allowed:
+                found.append(f"{name} imports {target}")
+    assert not found, "\n".join(found)
+
+
+def test_import_is_light() -> None:
+    heavy = ("matplotlib", "typer", "sklearn")
+    code = f"import sys, {PACKAGE}; print(*[name for name in {heavy} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == [], f"`import {PACKAGE}` imports {result.stdout.strip()}"
+
+
+# The checks themselves, on small packages -----------------------------------------------------------------------------
+
+LAYERS = [["errors"], ["left", "right"], ["high"]]
+
+
+def write(source: Path, **files: str) -> Graph:
+    """A package of these modules, each given by its source; its import graph."""
+    for name, text in {"__init__": "", **files}.items():
+        path = source / PACKAGE / f"{name.replace('__in__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return import_graph(source)
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "complaint"),
+    [
+        ("left", "from dnn2gp.high import x", "above"),
+        ("left", "import dnn2gp.high", "above"),
+        ("left", "from dnn2gp import high", "above"),
+        ("left", "from . import high", "above"),
+        ("left", "from .high import x", "above"),
+        ("left", "def f():\n    from dnn2gp.high import x", "above"),
+        ("left", "from dnn2gp.right import x", "sibling"),
+        ("left", "from dnn2gp import SomeName", "itself"),
+        ("other", "", "no layer"),
+    ],
+)
+def test_a_violation_is_seen(tmp_path: Path, module: str, text: str, complaint: str) -> None:
+    graph = write(tmp_path, **{"errors": "", "left": "", "right": "", "high": "", module: text})
+    (found,) = violations(graph, LAYERS)
+    assert complaint in found
+
+
+def test_downward_imports_pass(tmp_path: Path) -> None:
+    graph = write(
+        tmp_path,
+        __init__="from dnn2gp.high import x",
+        errors="",
+        left="import numpy\nfrom dnn2gp.support.errors import E",
+        right__in____init__="from dnn2gp.right.part import y",
+        right__in__part="from ..errors import E",
+        high="from . import left, right",
+    )
+    assert graph["dnn2gp.right"] == {"dnn2gp.right.part"}
+    assert graph["dnn2gp.right.part"] == {"dnn2gp.support.errors"}
+    assert graph["dnn2gp.high"] == {"dnn2gp.left", "dnn2gp.right"}
+    assert violations(graph, LAYERS) == []
+    assert cycle(graph) == []
+
+
+def test_a_cycle_inside_one_layer_is_seen(tmp_path: Path) -> None:
+    graph = write(
+        tmp_path,
+        left__in____init__="",
+        left__in__a="from dnn2gp.left.b import x",
+        left__in__b="from dnn2gp.left.a import y",
+    )
+    assert violations(graph, LAYERS) == []
+    assert cycle(graph) == ["dnn2gp.left.a", "dnn2gp.left.b", "dnn2gp.left.a"]
