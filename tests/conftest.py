@@ -14,8 +14,9 @@ if "dnn2gp" in sys.modules:
     raise RuntimeError("dnn2gp was imported before the jaxtyping hook: its shapes would go unchecked in the tests")
 checked_calls.install("dnn2gp")
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # the workers share the cores
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers, and the processes that they start, share the cores
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 settings.register_profile(
     "ci",
