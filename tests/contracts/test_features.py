@@ -104,6 +104,15 @@ def test_a_budget_makes_chunks():
     assert features.need(CASE.x, 3)(features.chunk(CASE.x)) <= 3_000
 
 
+def test_outputs_and_factors(engine):
+    features, x, J = engine
+    outputs, factors = features.outputs_and_factors(x)
+    close(factors.rows(), J)
+    close(outputs, features.outputs(x))
+    expected = CASE.module(CASE.x).detach()
+    close(outputs[:, : expected.shape[1]], expected)
+
+
 def test_rows(engine):
     features, x, J = engine
     close(features.jacobian(x), J)

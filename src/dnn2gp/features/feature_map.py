@@ -8,6 +8,7 @@ Every product is defined here from chunks of it, as large as the memory budget a
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -41,6 +42,18 @@ class FeatureMap(Chunked):
         inputs = self.check(inputs)
         check_cotangents(root, num_examples(inputs), self.num_outputs)
         return inputs
+
+    @abstractmethod
+    def outputs(self, inputs: Inputs) -> Float[Tensor, "N K"]:
+        """f_w(x) at the anchor."""
+
+    def outputs_and_factors(self, inputs: Inputs) -> tuple[Float[Tensor, "N K"], Factors]:
+        """f_w(x) and φ_w(x)ᵀ of one chunk of examples.
+
+        An engine that obtains both from a single forward pass overrides this; by default they are computed one after
+        the other. Inputs that require a gradient keep their graph in both.
+        """
+        return self.outputs(inputs), self.factors(inputs)
 
     @property
     def parts(self) -> list[slice]:

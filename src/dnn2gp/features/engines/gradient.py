@@ -32,6 +32,10 @@ class GradientFeatures(FeatureMap):
         """(x, r_w(x, y)) as one set of inputs."""
         return (*leaves(inputs), residual)
 
+    def outputs(self, inputs: Inputs) -> Float[Tensor, "N K"]:
+        """f_w(x) of each pair's x."""
+        return self.jacobian_features.outputs(self.examples(inputs))
+
     def factors(self, inputs: Inputs, cotangents: Cotangents | None = None, *, apart: bool = False) -> Factors:
         """gᵢᵀ of each example: rᵀJ, by the blocks of the network's engine."""
         residual = leaves(inputs)[-1].unsqueeze(-1)
