@@ -81,7 +81,7 @@ def code_names(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path.read_text("utf-8"))], ids=relative)
 def test_python_runs(path: Path, tmp_path: Path) -> None:
     """In a process of its own: documents register likelihoods and structures, which other tests must not see."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests")))}
     result = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:dnn2gp", "-c", RUNNER, relative(path), str(ROOT / "tests")],
         input=json.dumps(blocks(path.read_text("utf-8"))),
@@ -110,8 +110,9 @@ def test_links_resolve(path: Path) -> None:
     assert not broken, broken
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.name != "CHANGELOG.md"], ids=relative)
 def test_names_exist(path: Path) -> None:
+    """Of what there is now; the changelog also names what a release had."""
     missing = [name for name in code_names(path) if not resolve(name)]
     assert not missing, missing
 

@@ -32,6 +32,6 @@ def test_every_weight_has_a_layer_rule(name):
 
 
 def test_the_table_in_the_docs_has_every_network():
-    table = (Path(__file__).parent.parent / "docs" / "networks.md").read_text()
+    table = (Path(__file__).parents[2] / "docs" / "networks.md").read_text()
     assert [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")][2:] == list(ZOO)
     assert render({}).splitlines()[0] in table

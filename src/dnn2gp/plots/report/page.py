@@ -199,4 +199,4 @@ def _slugs(sections: Sequence[Section]) -> Iterator[str]:
 
 
 def _resource(name: str) -> str:
-    return files("dnn2gp.report").joinpath(name).read_text(encoding="utf-8")
+    return files("dnn2gp.plots.report").joinpath(name).read_text(encoding="utf-8")
