@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from dnn2gp import nets
+from dnn2gp.paper import networks as nets
 
 M = TypeVar("M", bound=nn.Module)
 _SEED = 0

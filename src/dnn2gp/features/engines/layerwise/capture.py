@@ -137,41 +137,58 @@ def gradients(
         pairs = zip(uses, found, strict=True)
         with torch.no_grad():
             return [None if gradient is None else use.condensed(gradient) for (use, _), gradient in pairs]
-    stacks = [_Stack(len(cotangents), use.cotangent_axis, create_graph) for use, _ in uses]
+    stacks = [_Stack(len(cotangents), use, create_graph) for use, _ in uses]
     for position, cotangent in enumerate(cotangents):
         keep = create_graph or position < len(cotangents) - 1
         found = torch.autograd.grad(
             outputs, edges, cotangent, retain_graph=keep, allow_unused=True, create_graph=create_graph
         )
         with torch.set_grad_enabled(create_graph):
-            for (use, _), stack, gradient in zip(uses, stacks, found, strict=True):
+            for stack, gradient in zip(stacks, found, strict=True):
                 if gradient is not None:
-                    stack.add(use.condensed(gradient.unsqueeze(0)).squeeze(0))
+                    stack.add(gradient)
     return [stack.result() for stack in stacks]
 
 
 class _Stack:
-    """Gradients of R cotangents as one tensor R × …, whose memory has the cotangents where a use likes them."""
+    """What a use needs of the gradients of R cotangents, as one tensor R × …
 
-    def __init__(self, count: int, axis: int, create_graph: bool) -> None:
-        self.count, self.axis, self.create_graph = count, axis, create_graph
+    Gradients are collected in memory that has the cotangents where the use likes them, and condensed as soon as
+    `Use.at_once` of them are there: one matrix product for several cotangents is faster than one for each.
+    """
+
+    def __init__(self, count: int, use: Use, create_graph: bool) -> None:
+        self.count, self.use, self.create_graph = count, use, create_graph
+        self.size = min(count, use.at_once or count)
         self.parts: list[Tensor] = []
         self.values: Tensor | None = None
         self.filled = 0
 
     def add(self, gradient: Tensor) -> None:
         if self.create_graph or gradient.ndim == 0:
-            self.parts.append(gradient)
+            self.parts.append(self.use.condensed(gradient.unsqueeze(0)))
             return
         if self.values is None:
-            axis = self.axis % (gradient.ndim + 1)
-            shape = (*gradient.shape[:axis], self.count, *gradient.shape[axis:])
+            axis = self.use.cotangent_axis % (gradient.ndim + 1)
+            shape = (*gradient.shape[:axis], self.size, *gradient.shape[axis:])
             self.values = gradient.new_empty(shape).movedim(axis, 0)
         self.values[self.filled] = gradient
         self.filled += 1
+        if self.filled == self.size and self.size < self.count:
+            self._condense()
 
     def result(self) -> Tensor | None:
-        return torch.stack(self.parts) if self.parts else self.values
+        if self.values is None and not self.parts:
+            return None
+        if self.filled:
+            self._condense()
+        self.values = None
+        return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
+
+    def _condense(self) -> None:
+        assert self.values is not None
+        self.parts.append(self.use.condensed(self.values[: self.filled]))
+        self.filled = 0
 
 
 _BY_VALUE = {"index_select", "gather", "masked_select", "nonzero", "sort", "argsort", "topk", "take_along_dim", "take"}

@@ -26,6 +26,11 @@ class Use(ABC):
     """Where the R cotangents lie in the memory of the gradients, among the axes of the call's output."""
 
     @property
+    def at_once(self) -> int | None:
+        """The cotangents whose gradients are condensed together, so that no more are kept; None for all of them."""
+        return None
+
+    @property
     @abstractmethod
     def batch_shape(self) -> tuple[int, ...]:
         """The sizes of the axes among which the examples are."""

@@ -81,9 +81,11 @@ class _PatchUse(Use):
         return self.x
 
 
-# Positions for each entry of a patch from which on rows are made one cotangent after the other: narrow matrix products
-# are slow, but so is keeping all of the gradients.
+# Positions for each entry of a patch from which rows are formed for a few cotangents at a time: narrow matrix products are
+# slow, but so is keeping all of the gradients.
 _MANY_POSITIONS = 8
+# Gradients that are kept for one product with the patches, in multiples of the patches themselves.
+_GRADIENTS_KEPT = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +114,19 @@ class ConvolutionUse(_PatchUse):
 
 @dataclass(frozen=True, eq=False)
 class SummedConvolutionUse(_PatchUse):
-    """The rows Σ_l g_l patch_lᵀ of each cotangent as soon as its gradients g are there, which need not be kept then."""
+    """The rows Σ_l g_l patch_lᵀ of a few cotangents at a time, whose gradients g need not be kept afterwards."""
 
     patches: Float[Tensor, "B i L"]
 
+    @property
+    def at_once(self) -> int:
+        """As many as have a few times the numbers of the patches."""
+        return max(1, _GRADIENTS_KEPT * self.patches.numel() // prod(self.output_shape))
+
     def condensed(self, gradients: Float[Tensor, "R B O *space"]) -> Float[Tensor, "R B O i"]:
-        """Σ_l g_l patch_lᵀ."""
-        return gradients.flatten(3) @ self.patches.mT
+        """Σ_l g_l patch_lᵀ, for all cotangents of an example in one product."""
+        G = gradients.flatten(3).transpose(0, 1)
+        return (G.flatten(1, 2) @ self.patches.mT).unflatten(1, G.shape[1:3]).transpose(0, 1)
 
     def block(self, gradients: Float[Tensor, "R B O i"], examples: BatchAxis, num_examples: int) -> Rows:
         """The rows, summed over what else the first axis counts."""
