@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dnn2gp import VOGN, GaussianLikelihood
-from dnn2gp.optim.optimizers import OnlineNewtonOptimizer
+from dnn2gp.optim.optimizer import OnlineNewtonOptimizer
 
 from problems import problem
 

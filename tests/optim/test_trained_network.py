@@ -85,7 +85,7 @@ def test_changes_of_the_network_between_steps():
     optimizer, module, x, y = fresh(OGN)
     optimizer.step(x, y)
     module[0].requires_grad_(False)
-    with pytest.raises(InputError, match=r"0\.bias, 0\.weight .*frozen, thawed or replaced"):
+    with pytest.raises(InputError, match=r"0\.bias, 0\.weight .*frozen, unfrozen or replaced"):
         optimizer.step(x, y)
     module[0].requires_grad_(True)
     optimizer.step(x, y)

@@ -35,7 +35,7 @@ quiet = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWar
 
 TYPES = {
     "optimizer: weights": ("InputError", "network: expected the torch.nn.Module to train; got list"),
-    "optimizer: likelihood": ("InputError", "likelihood: expected a dnn2gp likelihood for all examples alike"),
+    "optimizer: likelihood": ("InputError", "likelihood: expected a dnn2gp likelihood"),
     "optimizer: samples": ("InputError", "num_samples: expected a whole number from 0 (at the mean) on; got 1.5"),
     "optimizer: rate": ("InputError", "lr: expected a learning rate in (0, 1]"),
     "optimizer: targets": ("InputError", "targets"),

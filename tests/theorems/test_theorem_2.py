@@ -23,10 +23,11 @@ from reference import brute_force
 
 CASES = [("gaussian", 1), ("gaussian", 3), ("gaussian per output", 3), ("bernoulli", 1), ("categorical", 3)]
 LINKS = {"gaussian": lambda f: f, "bernoulli": torch.sigmoid, "categorical": lambda f: f.softmax(-1)}
+GAUSS_NEWTON = GaussNewton()
 METHODS = {"OGGN": 0, "VOGGN, S = 1": 1, "VOGGN, S = 3": 3}
 
 
-def method(case: Problem, num_samples: int, curvature=GaussNewton, num_data: int | None = None) -> OnlineNewton:
+def method(case: Problem, num_samples: int, curvature=GAUSS_NEWTON, num_data: int | None = None) -> OnlineNewton:
     features = LayerwiseFeatures(Network(case.module, case.x), case.x)
     count = len(case.x) if num_data is None else num_data
     return OnlineNewton(features, case.likelihood, count, case.delta, curvature, Dense, num_samples)
@@ -160,7 +161,7 @@ def test_with_gradient_features_it_is_the_step_of_the_empirical_fisher():
     """Eq. (5) holds for φ = ∇ℓᵢ, v = D = 1 as well, and so does the theorem."""
     case = problem("categorical", outputs=3)
     state, beta = some_state(case), 0.4
-    own = method(case, 1, curvature=EmpiricalFisher)
+    own = method(case, 1, curvature=EmpiricalFisher())
     after, info = own.update(state, Data(case.x, case.y), beta, generator=torch.Generator().manual_seed(4))
     posterior = LinearModel.from_step(state, info, expansion=Expansion.empirical_fisher).posterior()
     torch.testing.assert_close(posterior.mean, after.mean, rtol=1e-9, atol=1e-10)

@@ -14,18 +14,18 @@ from dnn2gp.network import Network
 from dnn2gp.network.data import Data
 from dnn2gp.support.errors import DivergedError, InputError, NotPositiveDefiniteError
 from dnn2gp.weights import OnlineNewton
-from dnn2gp.weights.curvature import EmpiricalFisher, ExactHessian, GaussNewton
+from dnn2gp.weights.curvature import Curvature, EmpiricalFisher, ExactHessian, GaussNewton
 from dnn2gp.weights.online_newton import State
 from dnn2gp.weights.structures import Dense, Diagonal
 
 from problems import Problem, functional, problem
 from reference import brute_force
 
-CURVATURES = (GaussNewton, EmpiricalFisher, ExactHessian)
+CURVATURES = (GaussNewton(), EmpiricalFisher(), ExactHessian())
 STRUCTURES = (Dense, Diagonal)
 
 
-def method(case: Problem, curvature=GaussNewton, structure=Dense, num_samples: int = 0, **settings) -> OnlineNewton:
+def method(case: Problem, curvature=CURVATURES[0], structure=Dense, num_samples: int = 0, **settings) -> OnlineNewton:
     features = LayerwiseFeatures(Network(case.module, case.x), case.x)
     own = {"num_data": len(case.x), **settings}
     return OnlineNewton(
@@ -37,14 +37,14 @@ def data(case: Problem, part: slice = slice(None)) -> Data:
     return Data(case.x[part], case.y[part])
 
 
-def hessian(case: Problem, curvature: type, weights: Tensor) -> Tensor:
+def hessian(case: Problem, curvature: Curvature, weights: Tensor) -> Tensor:
     """Σᵢ ∇²ℓᵢ(w) in three ways, by brute force."""
-    if curvature is ExactHessian:
+    if isinstance(curvature, ExactHessian):
         return torch.func.hessian(lambda w: data_loss(case, w))(weights)
     module = brute_force.with_weights(case.module, weights)
     J, f = brute_force.jacobian(module, case.x), brute_force.outputs(module, case.x)
     r, Lam = brute_force.residual_and_precision(case.loss, f, case.y)
-    if curvature is EmpiricalFisher:
+    if isinstance(curvature, EmpiricalFisher):
         g = torch.einsum("nkp,nk->np", J, r)
         return g.T @ g
     return torch.einsum("nkp,nkl,nlq->pq", J, Lam, J)
@@ -57,7 +57,7 @@ def data_loss(case: Problem, weights: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["gaussian", "bernoulli", "categorical", "poisson", "custom"])
 @pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("curvature", CURVATURES)
+@pytest.mark.parametrize("curvature", CURVATURES, ids=str)
 @pytest.mark.parametrize("num_samples", [0, 1, 2])
 def test_three_steps_are_the_update_written_out(kind, structure, curvature, num_samples):
     """With two rates, momentum, temperature and N ≠ M."""
@@ -89,12 +89,12 @@ def test_three_steps_are_the_update_written_out(kind, structure, curvature, num_
 def test_momentum_that_changes_from_step_to_step():
     """m / c is the weighted average of past gradients, whatever γ was; β = 0 moves momentum and precision alone."""
     case = problem("gaussian")
-    state, gradients, weights = method(case, GaussNewton, Diagonal).init(case.weights, 30.0), [], []
+    state, gradients, weights = method(case, GaussNewton(), Diagonal).init(case.weights, 30.0), [], []
     for gamma, beta in ((0.9, 0.0), (0.5, 0.0), (0.8, 0.1)):
-        own = method(case, GaussNewton, Diagonal, momentum=gamma)
-        found = own.evaluate(state, own.sample(state), data(case))
-        gradient = own.gradient(state, found)
-        before, state = state, own.apply(state, found, gradient, beta, 0.05)
+        own = method(case, GaussNewton(), Diagonal, momentum=gamma)
+        step = own.add(own.begin(state), data(case))
+        gradient = own.gradient(step)
+        before, (state, _) = state, own.finish(step, beta, 0.05)
         weights = [gamma * weight for weight in weights] + [1 - gamma]
         gradients.append(gradient)
         assert torch.equal(before.mean, state.mean) is (beta == 0)
@@ -105,7 +105,7 @@ def test_momentum_that_changes_from_step_to_step():
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("curvature", CURVATURES)
+@pytest.mark.parametrize("curvature", CURVATURES, ids=str)
 @pytest.mark.parametrize("num_samples", [0, 2])
 def test_several_batches_in_one_step_are_the_full_batch(structure, curvature, num_samples):
     case = problem("categorical", examples=7, outputs=3)
@@ -119,6 +119,27 @@ def test_several_batches_in_one_step_are_the_full_batch(structure, curvature, nu
     assert info.evaluation.count == 7
 
 
+def test_a_step_in_parts_with_a_gradient_of_ones_own():
+    """`begin`, `add` and `finish` are `update`; a gradient given to `finish` replaces ĝ; nothing given is changed."""
+    case = problem("gaussian")
+    own = method(case, EmpiricalFisher(), Diagonal, 2)
+    state = own.init(case.weights, 20.0)
+    begun = own.begin(state, torch.Generator().manual_seed(1))
+    step = own.add(own.add(begun, data(case, slice(0, 2))), data(case, slice(2, None)))
+    whole, info = own.update(
+        state, [data(case, slice(0, 2)), data(case, slice(2, None))], 0.1, generator=torch.Generator().manual_seed(1)
+    )
+    after, same = own.finish(step, 0.1)
+    assert torch.equal(after.mean, whole.mean)
+    assert torch.equal(after.precision.diagonal(), whole.precision.diagonal())
+    assert torch.equal(same.gradient, info.gradient)
+    clipped, _ = own.finish(step, 0.1, gradient=0.5 * info.gradient)
+    torch.testing.assert_close(clipped.mean - state.mean, 0.5 * (after.mean - state.mean), rtol=1e-9, atol=1e-14)
+    assert (begun.batches, begun.evaluation, state.step) == ((), None, 0)
+    with pytest.raises(InputError, match="at least one batch"):
+        own.finish(begun, 0.1)
+
+
 def regularised(kind: str) -> Problem:
     """A prior that makes the loss convex enough for few steps, also with a diagonal precision."""
     case = problem(kind, examples=12, outputs=2)
@@ -126,7 +147,7 @@ def regularised(kind: str) -> Problem:
 
 
 @pytest.mark.parametrize(
-    "row", [(GaussNewton, Dense), (ExactHessian, Dense), (EmpiricalFisher, Diagonal)], ids=["OGGN", "ON", "OGN"]
+    "row", [(GaussNewton(), Dense), (ExactHessian(), Dense), (EmpiricalFisher(), Diagonal)], ids=["OGGN", "ON", "OGN"]
 )
 @pytest.mark.parametrize("kind", ["gaussian", "bernoulli", "categorical"])
 def test_methods_at_the_mean_stop_at_a_minimiser(kind, row):
@@ -177,12 +198,12 @@ def linear_method(num_samples: int, structure=Dense, **settings) -> tuple[Online
     module, x, y, delta, sigma = linear_case()
     features = LayerwiseFeatures(network := Network(module, x), x)
     own = OnlineNewton(
-        features, GaussianLikelihood(sigma), len(x), delta, GaussNewton, structure, num_samples, **settings
+        features, GaussianLikelihood(sigma), len(x), delta, GaussNewton(), structure, num_samples, **settings
     )
     return own, Data(x, y), network.weights
 
 
-@pytest.mark.parametrize("curvature", [GaussNewton, ExactHessian])
+@pytest.mark.parametrize("curvature", [GaussNewton(), ExactHessian()], ids=str)
 def test_voggn_on_a_linear_gaussian_model_is_bayesian_linear_regression(curvature):
     """One step of β = 1 with antithetic samples: what the samples add to the gradient cancels in a linear model."""
     own, batch, weights = linear_method(2, antithetic=True)
@@ -301,7 +322,7 @@ def test_an_indefinite_hessian_says_what_to_do():
     case = problem("gaussian", examples=3)
     far = brute_force.with_weights(case.module, 3 * case.weights)
     case = replace(case, module=far, delta=torch.full_like(case.delta, 1e-6))
-    own = method(case, ExactHessian)
+    own = method(case, ExactHessian())
     with pytest.raises(NotPositiveDefiniteError, match=r"Step 1: .*never negative \(VOGGN"):
         own.update(own.init(case.weights, 1e-3), data(case), 1.0)
 

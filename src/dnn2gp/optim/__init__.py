@@ -1,11 +1,11 @@
-"""Training by VON, VOGGN, VOGN and their deterministic twins, as torch optimizers on the one pure update.
+"""Training by VON, VOGGN, VOGN and their deterministic twins, as torch optimizers around one pure update.
 
-May import `gp` and the rooms below it. The update itself is `weights/online_newton.py`; start here with
-`optimizers.py`, then `recorder.py` (the GP of each step) and `checkpoints.py`.
+May import `gp` and the rooms below it. The update itself is `weights/online_newton.py`. Start with `methods.py`, then
+read `optimizer.py`, `recorder.py` (the GP of each step) and `checkpoints.py`.
 """
 
 from dnn2gp.optim.checkpoints import load_checkpoint, save_checkpoint
-from dnn2gp.optim.optimizers import OGGN, OGN, ON, VOGGN, VOGN, VON
+from dnn2gp.optim.methods import OGGN, OGN, ON, VOGGN, VOGN, VON
 from dnn2gp.optim.recorder import Recorder
 from dnn2gp.optim.variational_evidence import VariationalEvidence
 

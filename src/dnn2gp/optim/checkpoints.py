@@ -1,4 +1,4 @@
-"""Checkpoints of a training: any tree of dicts, lists, numbers, words and tensors in one safetensors file, no pickle.
+"""Checkpoints of a training: a tree of dicts, lists, numbers, strings and tensors in one safetensors file, no pickle.
 
 save_checkpoint("run.safetensors", {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3})
 """
@@ -22,10 +22,10 @@ _KEY, _TENSOR, _PAIRS, _TUPLE = "dnn2gp_checkpoint", "__tensor__", "__pairs__", 
 
 
 def save_checkpoint(path: str | PathLike[str], tree: dict[str, Any]) -> None:
-    """Write the tree, whole or not at all: a process that is killed leaves the checkpoint before this one."""
+    """Write the tree atomically: if the process is killed, the previous checkpoint is still there."""
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_packed(tree, tensors, "checkpoint"))
-    # The text goes in as a tensor: the header of a safetensors file has no room for a long one.
+    # The text is stored as a tensor, because the header of a safetensors file is limited in size.
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     own[_KEY] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).clone()
 
@@ -33,20 +33,20 @@ def save_checkpoint(path: str | PathLike[str], tree: dict[str, Any]) -> None:
         try:
             save_file(own, place)
         except SafetensorError as error:
-            raise OSError(f"Could not write {path}: {error}. An older file of that name is as it was.") from error
+            raise OSError(f"Could not write {path}: {error}. An existing file of that name is unchanged.") from error
 
     write_whole(Path(path), write)
 
 
 def load_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
-    """Read what `save_checkpoint` wrote."""
+    """Read a checkpoint written by `save_checkpoint`."""
     try:
-        tensors = load(Path(path).read_bytes())  # at once: a training may put a newer one in its place meanwhile
+        tensors = load(Path(path).read_bytes())  # in one read, as a training may replace the file meanwhile
         text = bytes(tensors.pop(_KEY).tolist()).decode()
         return _unpacked(json.loads(text), tensors)
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise FileFormatError(
-            f"{path} is not a whole checkpoint of dnn2gp ({error}). Give a file that save_checkpoint wrote."
+            f"{path} is not a complete dnn2gp checkpoint ({error}). Pass a file written by save_checkpoint."
         ) from error
 
 
@@ -65,8 +65,8 @@ def _packed(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise InputError(
-        f"{where}: expected tensors, numbers, words, None, and dicts, lists and tuples of these; got "
-        f"{type(value).__name__}. Code and other objects do not go into a checkpoint."
+        f"{where}: expected tensors, numbers, strings, None, and dicts, lists and tuples of these; got "
+        f"{type(value).__name__}. A checkpoint cannot hold code or other objects."
     )
 
 

@@ -1,4 +1,4 @@
-"""GPs along training: a hook that keeps the GP of iteration t, on a few examples, at steps of one's choice."""
+"""The GPs along a training: a hook that records the GP of iteration t, on a few examples, at chosen steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.network.data import read_data
-from dnn2gp.optim.optimizers import OnlineNewtonOptimizer
+from dnn2gp.optim.optimizer import OnlineNewtonOptimizer
 from dnn2gp.support.errors import InputError
 from dnn2gp.weights.online_newton import State
 
@@ -25,13 +25,13 @@ class Record:
 
 
 class Recorder:
-    """Keeps the GP after some steps: `optimizer.register_step_post_hook(recorder)`.
+    """Records the GP after the chosen steps: `optimizer.register_step_post_hook(recorder)`.
 
-    data         a few of the training examples, which stand for all: the cost of a record is that of a GP of these
-    steps        after which steps
+    data         a few training examples, which stand for all of them; a record costs as much as a GP on these
+    steps        the steps after which to record, counted from 1
     beta         of the linear models (see `OnlineNewtonOptimizer.gaussian_process`)
-    num_samples  of q_t
-    seed         of the samples, the same for every record, so that what changes is q_t
+    num_samples  samples of q_t in each record
+    seed         of the samples; the same for every record, so that only q_t changes
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Recorder:
     ) -> None:
         self.data, self.steps = read_data(data), frozenset(steps)
         if not self.steps or min(self.steps) < 1:
-            raise InputError(f"steps: expected the numbers of some steps, from 1 on; got {sorted(self.steps)}.")
+            raise InputError(f"steps: expected step numbers from 1; got {sorted(self.steps)}.")
         self.beta, self.num_samples, self.seed = beta, num_samples, seed
         self.records: list[Record] = []
 
     def __call__(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """After a step."""
+        """The hook itself: record if this step is one of the chosen ones."""
         if not isinstance(optimizer, OnlineNewtonOptimizer):
             raise InputError(f"Recorder: expected an online-Newton optimizer; got {type(optimizer).__name__}.")
         state = optimizer.snapshot()

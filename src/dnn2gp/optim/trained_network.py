@@ -1,4 +1,4 @@
-"""The network while an optimizer trains it: its weights read and written as one vector, its statistics, its engine."""
+"""The network that an optimizer trains: its weights as one vector, its running statistics, and its feature engine."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class TrainedNetwork:
     """A module whose weights with requires_grad are the mean μ_t of q_t.
 
     named   these weights by name
-    layout  how they lie in the flat vector
+    layout  their order in the flat vector
     """
 
     def __init__(self, module: nn.Module, likelihood: Likelihood, memory_budget: int | None) -> None:
-        """For the module as it is now; the engine is made from the first inputs that are seen."""
+        """Wrap the module as it is now; the engine is built from the first inputs."""
         if not isinstance(module, nn.Module):
             raise InputError(f"network: expected the torch.nn.Module to train; got {type(module).__name__}.")
         self.module, self.likelihood, self.memory_budget = module, likelihood, memory_budget
         self.named = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         if not self.named:
-            raise InputError("network: expected weights to train; none requires a gradient (requires_grad_(True)).")
+            raise InputError("network: expected trainable weights; none requires a gradient (requires_grad_(True)).")
         self.layout = Layout(tuple(self.named), tuple(weight.shape for weight in self.named.values()))
         first = next(iter(self.named.values()))
         self._made_for = first.dtype, first.device
@@ -39,7 +39,7 @@ class TrainedNetwork:
         self._fixed: dict[str, Tensor] = {}
         """Copies of frozen weights and buffers."""
         self._statistics: dict[Tensor, Tensor] = {}
-        """Running statistics as they were before a step that has begun, by their buffers."""
+        """Buffer → the running statistics that it held before the step that has begun."""
 
     def mean(self) -> Float[Tensor, " P"]:
         """μ_t, a copy."""
@@ -47,7 +47,7 @@ class TrainedNetwork:
             return self.layout.flatten(dict(self.named))
 
     def write(self, mean: Float[Tensor, " P"]) -> None:
-        """Put μ_t into the module: all of it or, after an interrupt, nothing."""
+        """Write μ_t into the module, completely or, after an interrupt, not at all."""
         before = self.mean()
         try:
             self._copy(mean)
@@ -61,14 +61,14 @@ class TrainedNetwork:
             self.named[name].copy_(value)
 
     def write_grads(self, gradient: Float[Tensor, " P"]) -> tuple[Tensor, ...]:
-        """Put a gradient into the weights' `grad`; returns copies of what was put there."""
+        """Write a gradient into the weights' `grad`, and return copies of it."""
         shown = self.layout.unflatten(gradient)
         for name, weight in self.named.items():
             weight.grad = shown[name].clone()
         return tuple(shown.values())
 
     def touched(self, written: tuple[Tensor, ...]) -> bool:
-        """Whether the weights' `grad` is no more what was written."""
+        """Whether the weights' `grad` differs from what was written."""
         grads = [weight.grad for weight in self.named.values()]
         return any(grad is None or not torch.equal(grad, own) for grad, own in zip(grads, written, strict=False))
 
@@ -77,28 +77,28 @@ class TrainedNetwork:
         missing = [name for name, weight in self.named.items() if weight.grad is None]
         if missing:
             raise InputError(
-                f"step: expected the grad of all weights, as backward() wrote it; that of {', '.join(missing)} is "
-                "None. To forget a step that has begun call optimizer.zero_grad()."
+                f"step: expected a grad for every weight, as backward() wrote it; that of {', '.join(missing)} is "
+                "None. To discard a step that has begun, call optimizer.zero_grad()."
             )
         return torch.cat(
             [weight.grad.detach().reshape(-1) for weight in self.named.values() if weight.grad is not None]
         )
 
     def check(self) -> None:
-        """The weights that train must be those that the optimizer was made for."""
+        """The trainable weights must be those that the optimizer was created for."""
         now = {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
         replaced = {name for name, weight in now.items() if name in self.named and weight is not self.named[name]}
         changed = sorted({*now} ^ {*self.named} | replaced)
         if changed:
             raise InputError(
-                f"The weights that train are not those that the optimizer was made for: {', '.join(changed)} was "
-                "frozen, thawed or replaced. Make a new optimizer after such a change."
+                f"The trainable weights are not those that the optimizer was created for: {', '.join(changed)} was "
+                "frozen, unfrozen or replaced. Create a new optimizer after such a change."
             )
         weight, (dtype, device) = next(iter(now.values())), self._made_for
         if (weight.dtype, weight.device) != (dtype, device):
             raise InputError(
-                f"The network is now {weight.dtype} on {weight.device}; the optimizer was made for {dtype} on "
-                f"{device}. Call network.to() before the optimizer is made."
+                f"The network is now {weight.dtype} on {weight.device}; the optimizer was created for {dtype} on "
+                f"{device}. Call network.to() before creating the optimizer."
             )
 
     def batch(self, inputs: object, targets: object) -> Data:
@@ -111,14 +111,14 @@ class TrainedNetwork:
         return Data(checked, own.to(function.device))
 
     def features(self, inputs: Inputs | None = None) -> NetworkFeatures:
-        """The engine for the network as it is now: frozen weights and buffers may have changed."""
+        """The engine for the network as it is now; frozen weights and buffers may have changed since the last call."""
         engine = self._features if inputs is None else self._engine(inputs)
         assert engine is not None
         network = engine.network.with_state(self._tensors())
         return engine.at(network.weights, network)
 
     def _engine(self, inputs: Inputs) -> NetworkFeatures:
-        """What was learned of the network, from the first inputs that are seen."""
+        """The engine, built from the first inputs."""
         if self._features is None:
             function = Network(self.module, inputs, state=self._tensors(), trainable=list(self.named))
             self.likelihood.check_outputs(function.output_shape)
@@ -127,9 +127,9 @@ class TrainedNetwork:
         return self._features
 
     def _tensors(self) -> dict[str, Tensor]:
-        """All weights and buffers as they are now: copies, so that GPs made of them stay as they are.
+        """Copies of all weights and buffers, so that GPs built from them do not change with the training.
 
-        What has not changed since the last copy (a frozen layer) is not copied again.
+        A tensor that is unchanged since the last call (a frozen layer) is not copied again.
         """
         found = {name: weight.detach() for name, weight in self.named.items()}
         for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
@@ -141,9 +141,9 @@ class TrainedNetwork:
         return found
 
     def refresh_statistics(self, inputs: Inputs) -> None:
-        """Where BatchNorm is in train mode: one pass at the mean that updates its running statistics.
+        """If BatchNorm is in train mode, update its running statistics by one pass at the mean.
 
-        The step itself uses these, fixed: with those of the batch an example would have no gradient of its own.
+        The step itself keeps them fixed: with batch statistics, an example would have no gradient of its own.
         """
         moving = [part for part in self.module.modules() if part.training and keeps_statistics(part)]
         if not moving:
@@ -154,19 +154,19 @@ class TrainedNetwork:
             try:
                 self._engine(inputs).network.call_module(inputs)
             except ValueError as error:
-                if "more than 1 value per channel" not in str(error):  # torch's words; others are not ours to explain
+                if "more than 1 value per channel" not in str(error):  # torch's wording; any other error passes through
                     raise
                 raise InputError(
-                    f"Batch normalisation in train mode cannot take statistics from this batch ({error}). Leave a last "
-                    "batch of one example out (drop_last=True), or put the network into eval mode."
+                    f"Batch normalisation in train mode cannot compute statistics of this batch ({error}). Drop a last "
+                    "batch of one example (drop_last=True), or put the network into eval mode."
                 ) from error
 
     def keep_statistics(self) -> None:
-        """The step is done: what they were before it is not needed any more."""
+        """Accept the updated running statistics once a step is finished."""
         self._statistics = {}
 
     def restore_statistics(self) -> None:
-        """As they were before a step that has begun."""
+        """Undo the updates of a step that is discarded."""
         for buffer, value in self._statistics.items():
             buffer.copy_(value)
         self._statistics = {}

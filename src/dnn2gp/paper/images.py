@@ -16,7 +16,7 @@ from dnn2gp.inference.kernel import Kernel
 from dnn2gp.inference.predictive import Predictive
 from dnn2gp.likelihoods import CategoricalLikelihood
 from dnn2gp.network import Network
-from dnn2gp.optim.optimizers import OnlineNewtonOptimizer
+from dnn2gp.optim.optimizer import OnlineNewtonOptimizer
 from dnn2gp.paper.datasets import Images, load_images
 from dnn2gp.paper.figure_result import written
 from dnn2gp.paper.training.config import TrainConfig

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from dnn2gp.paper.mlp_passes import Passes, Sizes
 from dnn2gp.paper.threads import equal_parts, go_on, in_threads
 from dnn2gp.support.errors import DivergedError, InputError
-from dnn2gp.weights.online_newton import check_positive, check_rate
+from dnn2gp.weights.step_checks import check_positive, check_rate
 
 # Bytes for the activations of the members that are trained at a time, and their gradients.
 _BUDGET = 300_000_000

@@ -1,4 +1,4 @@
-"""Σᵢ ∇²ℓᵢ(w) in three ways, with the gradient and the loss of the same pass: what an online-Newton step sees.
+"""Σᵢ ∇²ℓᵢ(w) in three ways, with the gradient and the loss from the same pass: what an online-Newton step sees.
 
 GaussNewton        Σᵢ Jᵢᵀ Λᵢ Jᵢ                    Eq. (7)
 EmpiricalFisher    Σᵢ gᵢ gᵢᵀ,  gᵢ = Jᵢᵀ rᵢ         per-example gradients, as in VOGN
@@ -23,16 +23,17 @@ from dnn2gp.support.memory import require
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Sums over M examples: of the loss, of log p, of the gradients, of the curvature (P numbers, or P × P)."""
+    """Sums over M examples: the loss, log p, the gradient, and the curvature (its diagonal P, or P × P)."""
 
     count: int
+    """M."""
     loss: Float[Tensor, ""]
     log_likelihood: Float[Tensor, ""]
     gradient: Float[Tensor, " P"]
     curvature: Float[Tensor, "P *P"]
 
     def plus(self, other: Evaluation) -> Evaluation:
-        """Of both sets of examples."""
+        """The sums over both sets of examples."""
         return Evaluation(
             self.count + other.count,
             self.loss + other.loss,
@@ -43,7 +44,7 @@ class Evaluation:
 
     @staticmethod
     def mean(several: list[Evaluation]) -> Evaluation:
-        """The average over samples of the weights, of the same examples."""
+        """The average over samples of the weights, for the same examples."""
         if len(several) == 1:
             return several[0]
         return Evaluation(
@@ -56,57 +57,51 @@ class Evaluation:
 
 
 class Curvature(ABC):
-    """How ∇²ℓ is approximated; a subclass is used as a type and has no state."""
+    """An approximation of ∇²ℓ, chosen as a value: `GaussNewton()`, `EmpiricalFisher()` or `ExactHessian()`."""
 
     name: ClassVar[str]
 
-    @classmethod
     @abstractmethod
-    def evaluate(cls, features: NetworkFeatures, batch: Data, likelihood: Likelihood, *, dense: bool) -> Evaluation:
-        """The loss, its gradient and its curvature at the anchor of `features`, in float64."""
+    def evaluate(self, features: NetworkFeatures, batch: Data, likelihood: Likelihood, *, dense: bool) -> Evaluation:
+        """The loss, its gradient and its curvature at the anchor of `features`, in float64.
+
+        `dense` asks for the P × P curvature rather than its diagonal.
+        """
 
 
 @final
+@dataclass(frozen=True)
 class GaussNewton(Curvature):
     """JᵀΛJ: positive semi-definite, and exact for a network that is linear in its weights."""
 
-    name = "Gauss-Newton"
+    name: ClassVar[str] = "Gauss-Newton"
 
-    @classmethod
-    def evaluate(cls, features: NetworkFeatures, batch: Data, likelihood: Likelihood, *, dense: bool) -> Evaluation:
-        """One pass for the outputs, one for the gradient, and those of the Jacobian's factors."""
+    def evaluate(self, features: NetworkFeatures, batch: Data, likelihood: Likelihood, *, dense: bool) -> Evaluation:
         outputs = features.outputs(batch.inputs)
-        residual = likelihood.residual(outputs, batch.targets)
+        residual = likelihood.residual(outputs, batch.targets).unsqueeze(-1)
         root = likelihood.noise_precision_root(outputs, batch.targets)
         ggn = features.ggn if dense else features.ggn_diagonal
-        return Evaluation(
-            batch.num_examples,
-            *losses(likelihood, outputs, batch.targets),
-            features.vjp(batch.inputs, residual.unsqueeze(-1))[:, 0].double(),
-            ggn(batch.inputs, root),
-        )
+        return _evaluation(features, batch, likelihood, outputs, residual, ggn(batch.inputs, root))
 
 
 @final
+@dataclass(frozen=True)
 class EmpiricalFisher(Curvature):
-    """Σ g gᵀ of the examples' own gradients: one backward pass, whatever the number of outputs."""
+    """Σᵢ gᵢ gᵢᵀ over the gradients gᵢ of single examples: one backward pass, whatever the number of outputs."""
 
-    name = "empirical Fisher"
+    name: ClassVar[str] = "empirical Fisher"
 
-    @classmethod
-    def evaluate(cls, features: NetworkFeatures, batch: Data, likelihood: Likelihood, *, dense: bool) -> Evaluation:
-        """One forward and one backward pass; per-example gradients of one layer at a time, if at all."""
+    def evaluate(self, features: NetworkFeatures, batch: Data, likelihood: Likelihood, *, dense: bool) -> Evaluation:
         if dense:
             outputs = features.outputs(batch.inputs)
             residual = likelihood.residual(outputs, batch.targets).unsqueeze(-1)
-            gradient = features.vjp(batch.inputs, residual)[:, 0].double()
             fisher = features.ggn(batch.inputs, residual)
-            return Evaluation(batch.num_examples, *losses(likelihood, outputs, batch.targets), gradient, fisher)
-        found: dict[int, tuple[Tensor, Tensor]] = {}  # an engine of two parts asks for the same residuals twice
+            return _evaluation(features, batch, likelihood, outputs, residual, fisher)
+        found: dict[int, tuple[Tensor, Tensor]] = {}  # an engine made of two parts asks for the same residuals twice
 
         def residuals(outputs: Float[Tensor, "n K"], part: slice) -> Float[Tensor, "n K"]:
             targets = batch.targets[part]
-            found[part.start] = losses(likelihood, outputs, targets)
+            found[part.start] = _losses(likelihood, outputs, targets)
             return likelihood.residual(outputs, targets)
 
         gradient, squares = features.gradient_moments(batch.inputs, residuals)
@@ -115,14 +110,13 @@ class EmpiricalFisher(Curvature):
 
 
 @final
+@dataclass(frozen=True)
 class ExactHessian(Curvature):
     """∇²ℓ itself, which may be indefinite away from a minimum."""
 
-    name = "exact Hessian"
+    name: ClassVar[str] = "exact Hessian"
 
-    @classmethod
-    def evaluate(cls, features: NetworkFeatures, batch: Data, likelihood: Likelihood, *, dense: bool) -> Evaluation:
-        """Gauss-Newton and the term with the second derivatives of f, a column at a time."""
+    def evaluate(self, features: NetworkFeatures, batch: Data, likelihood: Likelihood, *, dense: bool) -> Evaluation:
         size = features.num_weights
         require(
             4 * 8 * size**2,
@@ -136,15 +130,23 @@ class ExactHessian(Curvature):
         eye = torch.eye(size, dtype=features.anchor.dtype, device=features.anchor.device)
         second = features.residual_curvature(batch.inputs, residual, eye).double()
         hessian += 0.5 * (second + second.T)
-        return Evaluation(
-            batch.num_examples,
-            *losses(likelihood, outputs, batch.targets),
-            features.vjp(batch.inputs, residual.unsqueeze(-1))[:, 0].double(),
-            hessian if dense else hessian.diagonal(),
-        )
+        own = hessian if dense else hessian.diagonal()
+        return _evaluation(features, batch, likelihood, outputs, residual.unsqueeze(-1), own)
 
 
-def losses(
+def _evaluation(
+    features: NetworkFeatures,
+    batch: Data,
+    likelihood: Likelihood,
+    outputs: Float[Tensor, "N K"],
+    residual: Float[Tensor, "N K 1"],
+    curvature: Float[Tensor, "P *P"],
+) -> Evaluation:
+    gradient = features.vjp(batch.inputs, residual)[:, 0].double()
+    return Evaluation(batch.num_examples, *_losses(likelihood, outputs, batch.targets), gradient, curvature)
+
+
+def _losses(
     likelihood: Likelihood, outputs: Float[Tensor, "n K"], targets: Tensor
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Σ ℓᵢ and Σ log p(yᵢ | fᵢ), in float64."""

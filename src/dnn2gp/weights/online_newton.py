@@ -6,7 +6,8 @@ With q_t = N(μ_t, Σ_t), S samples w_s ~ q_t (or w = μ_t alone), M of N exampl
     Σ_{t+1}⁻¹ = (1 − β') Σ_t⁻¹ + β' (Ĥ + δI)                                   (its diagonal, for a diagonal structure)
     μ_{t+1}   = μ_t − β Σ_{t+1} m / c,   m = γ m + (1 − γ) ĝ,   c = γ c + 1 − γ             (m / c = ĝ without momentum)
 
-Theorem 2 is about β' = β and γ = 0. Everything is a frozen value; the classes of `optimizers.py` are built on it.
+A step is `begin` (draw the samples), `add` for each of its batches, and `finish`; `update` does all three. Theorem 2 is
+about β' = β and γ = 0. Everything is a frozen value; the torch optimizers of `dnn2gp.optim` are a shell around it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from dnn2gp.support.randomness import own_generator
 from dnn2gp.weights.curvature import Curvature, Evaluation
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
+from dnn2gp.weights.step_checks import check_positive, check_rate, check_step_settings
 from dnn2gp.weights.structures import Dense, Diagonal
 
 
@@ -40,7 +42,7 @@ class State:
     precision: Dense | Diagonal
     momentum: Float[Tensor, " P"]
     momentum_weight: float = 0.0
-    """c: what past gradients sum to in m, 1 − γᵗ for a constant γ."""
+    """c: the sum of the weights of past gradients in m, 1 − γᵗ for a constant γ."""
     step: int = 0
 
     def posterior(self) -> Gaussian:
@@ -49,17 +51,30 @@ class State:
 
 
 @dataclass(frozen=True, eq=False)
+class BegunStep:
+    """A step from q_t that has begun: its samples, and the sums over the batches added so far."""
+
+    state: State
+    samples: Float[Tensor, "S P"]
+    batches: tuple[Data, ...] = ()
+    evaluation: Evaluation | None = None
+    """Over all batches, averaged over the samples; None before the first batch."""
+    last_loss: float = 0.0
+    """The mean loss of the batch that was added last."""
+
+
+@dataclass(frozen=True, eq=False)
 class OnlineNewton:
     """A method of the family, for one network, likelihood, prior and number of data.
 
-    num_samples  S samples of q_t at which gradient and curvature are taken; 0: at the mean (ON, OGGN, OGN)
+    num_samples  S samples of q_t at which gradient and curvature are evaluated; 0: at the mean (ON, OGGN, OGN)
     """
 
     features: NetworkFeatures
     likelihood: Likelihood
     num_data: int
     prior_precision: Float[Tensor, " P"]
-    curvature: type[Curvature]
+    curvature: Curvature
     structure: type[Dense] | type[Diagonal]
     num_samples: int = 1
     momentum: float = 0.0
@@ -67,14 +82,15 @@ class OnlineNewton:
     antithetic: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing."""
-        check_settings(self.num_data, self.num_samples, self.momentum, self.temperature, self.antithetic)
+        check_step_settings(self.num_data, self.num_samples, self.momentum, self.temperature, self.antithetic)
+        if not isinstance(self.curvature, Curvature):
+            raise InputError(f"curvature: expected a value such as GaussNewton(); got {self.curvature!r}.")
         if self.structure not in (Dense, Diagonal):
             raise InputError(f"structure: expected Dense or Diagonal; got {self.structure!r}.")
         if self.prior_precision.shape != self.features.anchor.shape or not (self.prior_precision > 0).all():
             raise InputError(
-                f"prior_precision: expected {self.features.num_weights} numbers > 0, one for each weight; got a tensor "
-                f"of shape {tuple(self.prior_precision.shape)} with a minimum of {self.prior_precision.min():.3g}."
+                f"prior_precision: expected {self.features.num_weights} numbers > 0, one per weight; got a tensor of "
+                f"shape {tuple(self.prior_precision.shape)} with a minimum of {self.prior_precision.min():.3g}."
             )
 
     def init(self, mean: Float[Tensor, " P"], initial_precision: float) -> State:
@@ -90,27 +106,85 @@ class OnlineNewton:
         precision_beta: float | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[State, StepInfo]:
-        """One step; several batches count as one. `precision_beta` (β') is β unless it is given."""
+        """One whole step; several batches count as one. `precision_beta` is β', by default β."""
         check_rate("beta", beta)
         batches = [batch] if isinstance(batch, Data) else list(batch)
         if not batches:
             raise InputError("batch: expected some data; got an empty list.")
+        step = self.begin(state, generator)
+        for each in batches:
+            step = self.add(step, each)
+        return self.finish(step, beta, precision_beta)
+
+    def begin(self, state: State, generator: torch.Generator | None = None) -> BegunStep:
+        """Draw the samples of a step from q_t."""
         if not isinstance(state.precision, self.structure):
             raise InputError(
-                f"state: expected a {self.structure.__name__} precision, as this method has it; got "
-                f"{type(state.precision).__name__}. Begin with init."
+                f"state: expected a {self.structure.__name__} precision for this method; got "
+                f"{type(state.precision).__name__}. Start from init."
             )
-        self.check_count(sum(each.num_examples for each in batches))
-        samples = self.sample(state, generator)
-        total = self.evaluate(state, samples, batches[0])
-        for position, more in enumerate(batches[1:], 1):
-            total = total.plus(self.evaluate(state, samples, more, position))
-        gradient = self.gradient(state, total)
-        after = self.apply(state, total, gradient, beta, precision_beta)
-        return after, StepInfo(self, state.step, samples, tuple(batches), beta, total, gradient)
+        return BegunStep(state, self.sample(state, generator))
+
+    def add(self, step: BegunStep, batch: Data) -> BegunStep:
+        """Evaluate loss, gradient and curvature of one more batch, averaged over the samples of the step."""
+        self.check_count(batch.num_examples + sum(each.num_examples for each in step.batches))
+        found = Evaluation.mean(
+            [
+                self.curvature.evaluate(self.features.at(w), batch, self.likelihood, dense=self.structure is Dense)
+                for w in step.samples
+            ]
+        )
+        if not all(value.isfinite().all() for value in (found.loss, found.gradient, found.curvature)):
+            raise self._diverged(step, batch)
+        return replace(
+            step,
+            batches=(*step.batches, batch),
+            evaluation=found if step.evaluation is None else step.evaluation.plus(found),
+            last_loss=found.loss.item() / found.count,
+        )
+
+    def finish(
+        self,
+        step: BegunStep,
+        beta: float,
+        precision_beta: float | None = None,
+        gradient: Float[Tensor, " P"] | None = None,
+    ) -> tuple[State, StepInfo]:
+        """Σ_{t+1} and μ_{t+1} from the batches of the step; β = 0 keeps the mean.
+
+        `gradient` replaces ĝ, e.g. by a clipped one.
+        """
+        state, evaluation = step.state, _evaluated(step)
+        gradient = self.gradient(step) if gradient is None else gradient
+        rate = beta if precision_beta is None else check_rate("precision_beta", precision_beta)
+        try:
+            precision = self._moved(state.precision, self.scale(evaluation.count) * evaluation.curvature, rate)
+            momentum = torch.lerp(gradient, state.momentum.double(), self.momentum)
+            weight = self.momentum * state.momentum_weight + 1 - self.momentum
+            move = precision.solve(momentum[:, None] / weight)[:, 0]
+        except NotPositiveDefiniteError as error:
+            raise NotPositiveDefiniteError(
+                f"Step {state.step + 1}: {error} The curvature is the {self.curvature.name} of this batch. Lower the "
+                "rate of the precision, raise the prior precision or the initial precision, or use a method whose "
+                "curvature is never negative (VOGGN, OGGN, VOGN, OGN). The state before this step is intact."
+            ) from error
+        mean = (state.mean.double() - beta * move).to(state.mean.dtype)
+        if not mean.isfinite().all():
+            raise DivergedError(
+                f"Step {state.step + 1} would make weights NaN or infinite. The state before it is intact: lower lr "
+                "or precision_lr, or raise the initial precision or the prior precision."
+            )
+        after = State(mean, precision, momentum.to(state.mean.dtype), weight, state.step + 1)
+        return after, StepInfo(self, state.step, step.samples, step.batches, beta, evaluation, gradient)
+
+    def gradient(self, step: BegunStep) -> Float[Tensor, " P"]:
+        """ĝ of the batches added so far, in float64."""
+        evaluation = _evaluated(step)
+        penalty = self.prior_precision.double() * step.state.mean.double()
+        return self.scale(evaluation.count) * evaluation.gradient + penalty
 
     def sample(self, state: State, generator: torch.Generator | None = None) -> Float[Tensor, "S P"]:
-        """w_s = μ_t + Σ_t^{½} ε_s, in pairs ± ε if antithetic; μ_t itself where the method looks at the mean."""
+        """w_s = μ_t + Σ_t^{½} ε_s, in pairs ± ε if antithetic; μ_t itself for a method at the mean."""
         mean, count = state.mean, self.num_samples
         if count == 0:
             return mean.unsqueeze(0)
@@ -120,68 +194,21 @@ class OnlineNewton:
         moves = state.precision.unwhiten(noise).T.to(mean.dtype)
         return (mean + (torch.cat([moves, -moves]) if self.antithetic else moves)).contiguous()
 
-    def evaluate(self, state: State, samples: Float[Tensor, "S P"], batch: Data, position: int = 0) -> Evaluation:
-        """Loss, gradient and curvature of a batch, averaged over the samples; `position`: of the batch in its step."""
-        self.check_count(batch.num_examples)
-        dense = self.structure is Dense
-        found = []
-        for weights in samples:
-            features = self.features.at(weights)
-            found.append(self.curvature.evaluate(features, batch, self.likelihood, dense=dense))
-        result = Evaluation.mean(found)
-        if not all(value.isfinite().all() for value in (result.loss, result.gradient, result.curvature)):
-            raise self._diverged(state, samples, batch, position)
-        return result
-
-    def check_count(self, count: int) -> None:
-        """M ≤ N, of all batches of a step together."""
-        if count > self.num_data:
-            raise InputError(
-                f"num_data: expected the number of all examples, N; got {self.num_data}, but a step sees {count}. Its "
-                "examples stand for all the data and are scaled by N / M: give the true N."
-            )
-
     def look(self, state: State, batch: Data, beta: float, generator: torch.Generator | None = None) -> Sites:
-        """What a step from q_t would see, without taking it: the GP of q_t on examples of one's choice."""
+        """What a step from q_t would see on these examples, without taking it."""
         return Sites(self, state.step, self.sample(state, generator), (batch,), check_rate("beta", beta))
 
-    def gradient(self, state: State, evaluation: Evaluation) -> Float[Tensor, " P"]:
-        """ĝ, in float64."""
-        scale = self.scale(evaluation.count)
-        return scale * evaluation.gradient + self.prior_precision.double() * state.mean.double()
-
     def scale(self, count: int) -> float:
-        """N / (M T): what the sums over a batch of M examples are multiplied with."""
+        """N / (M T): the factor of the sums over a batch of M examples."""
         return self.num_data / (count * self.temperature)
 
-    def apply(
-        self,
-        state: State,
-        evaluation: Evaluation,
-        gradient: Float[Tensor, " P"],
-        beta: float,
-        precision_beta: float | None = None,
-    ) -> State:
-        """Σ_{t+1} and μ_{t+1} from a gradient (ĝ, or what a user made of it) and a curvature; β = 0 keeps the mean."""
-        rate = beta if precision_beta is None else check_rate("precision_beta", precision_beta)
-        try:
-            precision = self._moved(state.precision, self.scale(evaluation.count) * evaluation.curvature, rate)
-            momentum = torch.lerp(gradient, state.momentum.double(), self.momentum)
-            weight = self.momentum * state.momentum_weight + 1 - self.momentum
-            move = precision.solve(momentum[:, None] / weight)[:, 0]
-        except NotPositiveDefiniteError as error:
-            raise NotPositiveDefiniteError(
-                f"Step {state.step + 1}: {error} The curvature is the {self.curvature.name} of this batch; lower the "
-                "rate of the precision, raise the prior precision or the first precision, or use a method whose "
-                "curvature is never negative (VOGGN, OGGN, VOGN, OGN). The state before this step is intact."
-            ) from error
-        mean = (state.mean.double() - beta * move).to(state.mean.dtype)
-        if not mean.isfinite().all():
-            raise DivergedError(
-                f"Step {state.step + 1} would make weights NaN or infinite. The state before it is intact: lower lr "
-                "or precision_lr, or raise the first precision or the prior precision."
+    def check_count(self, count: int) -> None:
+        """M ≤ N, for all batches of a step together."""
+        if count > self.num_data:
+            raise InputError(
+                f"num_data: expected N, the total number of training examples; got {self.num_data}, but a step sees "
+                f"{count}. The sums over a step are scaled by N / M, so pass the true N."
             )
-        return State(mean, precision, momentum.to(state.mean.dtype), weight, state.step + 1)
 
     def prior(self, state: State, beta: float) -> Gaussian:
         """N(m_t, V_t) of Theorem 2: V_t⁻¹ = (1−β) Σ_t⁻¹ + β δI, m_t = (1−β) V_t Σ_t⁻¹ μ_t, so that p^β q_t^{1−β} ∝ it.
@@ -204,26 +231,26 @@ class OnlineNewton:
         matrix.diagonal().add_(beta * delta)
         return Dense(matrix + beta * curvature)
 
-    def _diverged(self, state: State, samples: Tensor, batch: Data, position: int) -> DivergedError:
-        """Say which examples, at which step, and what can be done."""
-        losses = [self.likelihood.loss(self.features.at(w).outputs(batch.inputs), batch.targets) for w in samples]
+    def _diverged(self, step: BegunStep, batch: Data) -> DivergedError:
+        """An error that names the step, the batch and the example."""
+        losses = [self.likelihood.loss(self.features.at(w).outputs(batch.inputs), batch.targets) for w in step.samples]
         bad = (~torch.stack(losses).isfinite().all(0)).nonzero().flatten().tolist()
         what = f"the loss of example {bad[0]} of it" if bad else "its gradient or curvature"
         return DivergedError(
-            f"Step {state.step + 1}, batch {position + 1} of the step ({batch.num_examples} examples): {what} is NaN "
-            f"or infinite. The state before this step is intact and can be saved. Look at the batch; "
-            "lower lr or precision_lr, or raise the first precision or the prior precision: steps are then smaller, "
-            "and samples nearer to the mean."
+            f"Step {step.state.step + 1}, batch {len(step.batches) + 1} of the step ({batch.num_examples} examples): "
+            f"{what} is NaN or infinite. The state before this step is intact and can be saved. Check the batch, lower "
+            "lr or precision_lr, or raise the initial precision or the prior precision: steps are then smaller, and "
+            "samples closer to the mean."
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """What Theorem 2 needs of a step from q_t: the samples of q_t, the examples, and β."""
+    """What Theorem 2 needs to know of a step from q_t: the samples of q_t, the examples, and β."""
 
     method: OnlineNewton
     step: int
-    """t, the step that q_t had."""
+    """t of q_t."""
     samples: Float[Tensor, "S P"]
     batches: tuple[Data, ...]
     beta: float
@@ -235,7 +262,7 @@ class Sites:
 
     def expanded(self, kind: Callable[..., Expansion]) -> Expansion:
         """The same by another constructor of `Expansion`: `Expansion.empirical_fisher` is what VOGN itself sees."""
-        method, batch = self.method, joined(self.batches)
+        method, batch = self.method, _joined(self.batches)
         each = [
             kind(method.features.at(weights), batch.inputs, batch.targets, method.likelihood)
             for weights in self.samples
@@ -245,7 +272,7 @@ class Sites:
 
 @dataclass(frozen=True, eq=False)
 class StepInfo(Sites):
-    """What a step saw and what came of it."""
+    """What a finished step saw."""
 
     evaluation: Evaluation
     gradient: Float[Tensor, " P"]
@@ -262,30 +289,10 @@ class StepInfo(Sites):
         return self.evaluation.log_likelihood.item() * self.method.num_data / self.evaluation.count
 
 
-def joined(batches: Sequence[Data]) -> Data:
-    """Several batches as one."""
-    if len(batches) == 1:
-        return batches[0]
-    return Data(concatenate([batch.inputs for batch in batches]), torch.cat([batch.targets for batch in batches]))
-
-
-def expected_log_likelihood(
-    method: OnlineNewton, state: State, data: Data, num_samples: int, generator: torch.Generator | None = None
-) -> Float[Tensor, ""]:
-    """E_q log p(D | w) by samples; exact at the mean for num_samples = 0."""
-    looking = replace(method, num_samples=num_samples, antithetic=False)
-    values = []
-    for weights in looking.sample(state, generator):
-        outputs = method.features.at(weights).outputs(data.inputs).double()
-        targets = data.targets.double() if data.targets.is_floating_point() else data.targets
-        values.append(method.likelihood.log_prob(outputs, targets).sum())
-    return torch.stack(values).mean()
-
-
 def first_precision(
     structure: type[Dense] | type[Diagonal], mean: Float[Tensor, " P"], value: float, budget: int
 ) -> Dense | Diagonal:
-    """value · I, if the matrices of a step fit into memory."""
+    """value · I, provided that the matrices of a step fit into memory."""
     values = torch.full_like(mean, check_positive("initial_precision", value))
     if structure is Diagonal:
         return Diagonal(values)
@@ -295,34 +302,16 @@ def first_precision(
     return Dense(torch.diag(values.double()))
 
 
-_MATRICES = 5  # before and after the step, the Cholesky factor, the curvature, and what is added
+_MATRICES = 5  # the precision before and after the step, its Cholesky factor, the curvature, and a summand
 
 
-def check_rate(name: str, value: float) -> float:
-    """β ∈ (0, 1]."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise InputError(
-            f"{name}: expected a learning rate in (0, 1], the share of the new curvature and gradient; got {value!r}. "
-            "It is the β of Eqs. (11) and (12) on the summed loss, and not the rate of Adam: try 0.1."
-        )
-    return value
+def _evaluated(step: BegunStep) -> Evaluation:
+    if step.evaluation is None:
+        raise InputError("step: expected a step with at least one batch; call add(step, batch) first.")
+    return step.evaluation
 
 
-def check_positive(name: str, value: float) -> float:
-    """A finite number > 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise InputError(f"{name}: expected a finite number > 0; got {value!r}.")
-    return value
-
-
-def check_settings(num_data: int, num_samples: int, momentum: float, temperature: float, antithetic: bool) -> None:
-    """Refuse settings that mean nothing."""
-    if isinstance(num_data, bool) or not isinstance(num_data, int) or num_data < 1:
-        raise InputError(f"num_data: expected the number N ≥ 1 of all training examples; got {num_data!r}.")
-    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 0:
-        raise InputError(f"num_samples: expected a whole number from 0 (at the mean) on; got {num_samples!r}.")
-    if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
-        raise InputError(f"momentum: expected a number in [0, 1); got {momentum!r}.")
-    check_positive("temperature", temperature)
-    if antithetic and num_samples % 2:
-        raise InputError(f"antithetic samples come in pairs: expected an even num_samples; got {num_samples}.")
+def _joined(batches: Sequence[Data]) -> Data:
+    if len(batches) == 1:
+        return batches[0]
+    return Data(concatenate([batch.inputs for batch in batches]), torch.cat([batch.targets for batch in batches]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dnn2gp.support.errors import InputError
-from dnn2gp.weights.online_newton import check_positive, check_rate
+from dnn2gp.weights.step_checks import check_positive, check_rate
 
 METHODS = ("vogn", "ogn", "adam")
 _RATES = {"vogn": 0.03, "ogn": 0.03, "adam": 1e-3}

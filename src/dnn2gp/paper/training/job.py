@@ -25,7 +25,8 @@ from torch.nn.functional import cross_entropy
 from dnn2gp.inference.metrics import accuracy, ece, nll
 from dnn2gp.likelihoods import CategoricalLikelihood
 from dnn2gp.optim.checkpoints import load_checkpoint, save_checkpoint
-from dnn2gp.optim.optimizers import OGN, VOGN, OnlineNewtonOptimizer
+from dnn2gp.optim.methods import OGN, VOGN
+from dnn2gp.optim.optimizer import OnlineNewtonOptimizer
 from dnn2gp.paper.datasets import Images, load_images
 from dnn2gp.paper.networks import lenet5
 from dnn2gp.paper.training.config import TrainConfig
