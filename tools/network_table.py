@@ -25,7 +25,7 @@ TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
 
 
 def gaps(name: str, dtype: str) -> dict[str, float]:
-    """For each quantity, the largest difference from brute force in float64, relative to its largest entry."""
+    """Return the largest difference of each quantity from brute force in float64, relative to its largest entry."""
     case = specimen(name)
     expected = brute_force_gp(case, DELTA)
     kind = getattr(torch, dtype)
@@ -55,15 +55,16 @@ def _gap(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def render(rows: dict[str, tuple[int, dict[str, dict[str, float]]]]) -> str:
-    """The page, with the worst quantity of each network in the table."""
+    """Return the page, with the worst quantity of each network in the table."""
     lines = [
-        "# Networks that `convert` was checked on",
+        "# Networks that `convert` has been checked on",
         "",
-        "The largest difference from brute-force autograd in float64 (one backward pass for each example and output,",
-        "explicit matrices), relative to the largest entry, over: the Jacobian, the kernel, the joint posterior",
-        "covariance, the posterior mean and the log-determinant of the evidence, at random weights. The float32 column",
-        "compares a float32 network with brute force in float64. Made by `python tools/network_table.py`; the tests",
-        f"check the bounds {TOLERANCE['float64']:.0e} and {TOLERANCE['float32']:.0e}.",
+        "For each network, the table shows the largest difference between `convert` and brute-force autograd in",
+        "float64, which uses one backward pass per example and output and explicit matrices. Differences are relative",
+        "to the largest entry. They cover the Jacobian, the kernel, the joint posterior covariance, the posterior mean",
+        "and the log-determinant of the evidence, at random weights. The float32 column compares a float32 network",
+        "with brute force in float64. `python tools/network_table.py` writes this page; the tests check the bounds",
+        f"{TOLERANCE['float64']:.0e} and {TOLERANCE['float32']:.0e}.",
         "",
         "| network | weights | float64 | float32 | worst quantity (float32) |",
         "| --- | --- | --- | --- | --- |",
@@ -76,7 +77,7 @@ def render(rows: dict[str, tuple[int, dict[str, dict[str, float]]]]) -> str:
 
 
 def main() -> None:
-    """Measure all and write the page."""
+    """Measure every network and write the page."""
     rows = {}
     for name in ZOO:
         weights = sum(p.numel() for p in specimen(name).module.parameters() if p.requires_grad)
