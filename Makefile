@@ -44,8 +44,8 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet "pip>=21.3" # editable installs from pyproject.toml
 
 $(VENV)/.installed: $(SPEC) | $(BIN)/python
-	@echo "installing dnn2gp into $(VENV)"
-	$(PIP_INSTALL) -e .
+	@echo "installing dnn2gp[cli] into $(VENV)"
+	$(PIP_INSTALL) -e ".[cli]"
 	@touch $@
 
 $(VENV)/.installed-test: $(SPEC) | $(BIN)/python
@@ -99,7 +99,7 @@ $(BENCH_VENV)/.installed: $(SPEC) benchmarks/requirements.txt benchmarks/peers.t
 	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
 	@echo '*' > $(BENCH_VENV)/.gitignore
 	$(BENCH_VENV)/bin/python -m pip install --disable-pip-version-check --quiet "pip>=21.3"
-	$(BENCH_PIP) -e . -r benchmarks/requirements.txt
+	$(BENCH_PIP) -e ".[all]" -r benchmarks/requirements.txt
 	$(BENCH_PIP) --no-deps -r benchmarks/peers.txt
 	@touch $@
 

@@ -1,26 +1,32 @@
 """dnn2gp: neural networks as Gaussian processes.
 
-gp = convert(network, data, likelihood)  # δ by the evidence; or prior_precision=1.0
-prediction = gp.predict(inputs)          # .mean, .aleatoric, .epistemic
+    gp = convert(network, data, likelihood)  # δ by the evidence; or prior_precision=1.0
+    prediction = gp.predict(inputs)          # .mean, .aleatoric, .epistemic
+
+The names below and the rooms of the package are imported when they are first used, so that `import dnn2gp` and
+`dnn2gp --help` do not wait for torch.
 """
 
-from importlib.metadata import version
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from dnn2gp import tune
-from dnn2gp.evidence import Evidence
-from dnn2gp.gp import GaussianProcess, convert, diagnose, load, save
-from dnn2gp.inference import FunctionSpace, Kernel, Predictive, WeightSpace
-from dnn2gp.likelihoods import (
-    BernoulliLikelihood,
-    CategoricalLikelihood,
-    CustomLikelihood,
-    GaussianLikelihood,
-    PoissonLikelihood,
-)
-from dnn2gp.optim import OGGN, OGN, ON, VOGGN, VOGN, VON
-from dnn2gp.weights import BlockDiagonal, Dense, Diagonal, Kronecker, precision_from_weight_decay
+if TYPE_CHECKING:
+    from dnn2gp import tune
+    from dnn2gp.evidence import Evidence
+    from dnn2gp.gp import GaussianProcess, convert, diagnose, load, save
+    from dnn2gp.inference import FunctionSpace, Kernel, Predictive, WeightSpace
+    from dnn2gp.likelihoods import (
+        BernoulliLikelihood,
+        CategoricalLikelihood,
+        CustomLikelihood,
+        GaussianLikelihood,
+        PoissonLikelihood,
+    )
+    from dnn2gp.optim import OGGN, OGN, ON, VOGGN, VOGN, VON
+    from dnn2gp.weights import BlockDiagonal, Dense, Diagonal, Kronecker, precision_from_weight_decay
 
-__version__ = version("dnn2gp")
+    __version__: str
 
 __all__ = [  # noqa: RUF022 (grouped as the paper is: model and data, A, B, C, results)
     "convert",
@@ -51,3 +57,27 @@ __all__ = [  # noqa: RUF022 (grouped as the paper is: model and data, A, B, C, r
     "save",
     "load",
 ]
+
+# The rooms that define the public names.
+_ROOMS = ("likelihoods", "weights", "inference", "evidence", "gp", "optim")
+
+if not TYPE_CHECKING:  # type checkers see the imports above, and report every other name
+
+    def __getattr__(name: str) -> object:
+        """Import a public name, or a room, on first use."""
+        if name == "__version__":
+            from importlib.metadata import version
+
+            found: object = version("dnn2gp")
+        elif not name.startswith("_") and find_spec(f"dnn2gp.{name}") is not None:
+            return import_module(f"dnn2gp.{name}")
+        elif name in __all__:
+            rooms = (import_module(f"dnn2gp.{room}") for room in _ROOMS)
+            found = next(getattr(room, name) for room in rooms if hasattr(room, name))
+        else:
+            raise AttributeError(f"module 'dnn2gp' has no attribute {name!r}")
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__, "__version__"})

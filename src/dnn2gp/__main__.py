@@ -1,5 +1,20 @@
-"""python -m dnn2gp: the command line."""
+"""The `dnn2gp` command, also run by `python -m dnn2gp`."""
 
-from dnn2gp.apps.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line, with a short message if its packages are missing or Ctrl-C is pressed during imports."""
+    from dnn2gp.support.errors import MissingExtraError
+
+    try:
+        from dnn2gp.apps.cli import run
+    except MissingExtraError as error:
+        sys.exit(f"Error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

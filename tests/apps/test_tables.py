@@ -168,15 +168,6 @@ def test_places_that_are_no_files(tmp_path: Path) -> None:
         read_table(tmp_path)
 
 
-def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(path: Path) -> pd.DataFrame:
-        raise ImportError("no pyarrow")
-
-    monkeypatch.setattr(pd, "read_parquet", absent)
-    with pytest.raises(InputError, match=r"pip install 'dnn2gp\[parquet\]'"):
-        read_table(written(tmp_path, b"PAR1"))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -7,7 +7,6 @@ import torch
 
 from dnn2gp.features import (
     FactoredJacobian,
-    FactoredOperator,
     FeatureMap,
     GradientFeatures,
     JacobianFeatures,
@@ -202,14 +201,6 @@ def test_the_factored_operator(engine, precision, budget):
     v, u, phi = randn(J.shape[2], 2), randn(len(rows), 2), precision.whiten(rows)
     close(sites.push(v), phi @ v)
     close(sites.pull(u), phi.T @ u)
-    operator = FactoredOperator.of(sites)
-    close(operator @ v, phi @ v)
-    close(operator.mT @ u, phi.T @ u)
-    close(operator @ v[:, 0], phi @ v[:, 0])
-    many = randn(3, J.shape[2], 2)
-    close(operator @ many, phi @ many)
-    close(operator.to_dense(), phi)
-    close(operator.mT.to_dense(), phi.T)
 
 
 def test_residual_curvature_is_the_rest_of_the_hessian():

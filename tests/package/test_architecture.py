@@ -7,6 +7,8 @@ own. Imports inside functions and under TYPE_CHECKING count like any others.
 from __future__ import annotations
 
 import ast
+import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -138,12 +140,35 @@ def test_plots_import_only_arrays_and_pictures() -> None:
     assert not found, "\n".join(found)
 
 
-def test_import_is_light() -> None:
-    heavy = ("matplotlib", "typer", "sklearn")
-    code = f"import sys, {PACKAGE}; print(*[name for name in {heavy} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def loaded_after(statement: str, names: tuple[str, ...]) -> list[str]:
+    """Which of these packages a statement imports, in a process of its own."""
+    code = f"import sys; {statement}; print(*[name for name in {names} if name in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == [], f"`import {PACKAGE}` imports {result.stdout.strip()}"
+    return result.stdout.split()
+
+
+def test_import_is_light() -> None:
+    heavy = ("scipy", "sklearn", "optuna", "pandas", "matplotlib", "rich", "joblib", "typer", "psutil")
+    statement = f"from {PACKAGE} import *; from {PACKAGE} import tune"
+    assert loaded_after(statement, heavy[:-1]) == []
+    assert loaded_after(f"import {PACKAGE}; import {PACKAGE}.support.errors", ("torch", "numpy", *heavy)) == []
+
+
+def test_public_names_are_those_of_their_rooms() -> None:
+    """Imported on first use: the same names for type checkers, `__all__` and users."""
+    import dnn2gp
+
+    tree = ast.parse(Path(dnn2gp.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and isinstance(node.test, ast.Name)]
+    seen = {a.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for a in node.names}
+    assert sorted(seen) == sorted(dnn2gp.__all__)
+    for name, room in seen.items():
+        defined = importlib.import_module(f"dnn2gp.{name}") if room == "dnn2gp" else importlib.import_module(room)
+        assert getattr(dnn2gp, name) is (defined if room == "dnn2gp" else getattr(defined, name))
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = dnn2gp.nothing
 
 
 # The checks themselves, on small packages -----------------------------------------------------------------------------

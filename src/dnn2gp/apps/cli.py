@@ -10,11 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-import typer
-from rich.console import Console
-from rich.text import Text
-
 from dnn2gp.support.errors import EXPECTED, InputError
+from dnn2gp.support.optional import needs_extra
+
+with needs_extra("cli", "The command line"):
+    import typer
+    from rich.console import Console
+    from rich.text import Text
 
 _FAILED, _INTERRUPTED = 1, 130
 
@@ -268,8 +270,8 @@ def _whole_numbers(name: str, given: list[str] | None) -> tuple[int, ...] | None
     return tuple(int(text) for text in texts)
 
 
-def main() -> None:
-    """The entry point of the `dnn2gp` command."""
+def run() -> None:
+    """Parse the arguments and run the command."""
     app()
 
 

@@ -6,7 +6,10 @@
 δ, σ and the width come from the training data alone: nothing is held out to tune them.
 """
 
-from dnn2gp.estimators.classifier import GPNetClassifier
-from dnn2gp.estimators.regressor import GPNetRegressor, Uncertainty
+from dnn2gp.support.optional import needs_extra
+
+with needs_extra("sklearn", "dnn2gp.estimators"):
+    from dnn2gp.estimators.classifier import GPNetClassifier
+    from dnn2gp.estimators.regressor import GPNetRegressor, Uncertainty
 
 __all__ = ["GPNetClassifier", "GPNetRegressor", "Uncertainty"]

@@ -7,7 +7,6 @@ from dnn2gp.features.engines.network_features import NetworkFeatures
 from dnn2gp.features.engines.stacked import AveragedFeatures, StackedFeatures
 from dnn2gp.features.engines.torch_func import JacobianFeatures
 from dnn2gp.features.factored_jacobian import FactoredJacobian
-from dnn2gp.features.factored_operator import FactoredOperator
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.feature_map import FeatureMap
 from dnn2gp.features.kronecker_factors import KroneckerFactors
@@ -16,7 +15,6 @@ from dnn2gp.features.whitener import Whitener
 __all__ = [
     "AveragedFeatures",
     "FactoredJacobian",
-    "FactoredOperator",
     "Factors",
     "FeatureMap",
     "GradientFeatures",

@@ -3,3 +3,11 @@
 May import every room but `apps`. Start with `figures/moons.py`, the shortest figure, and `reproduce/job.py`, which runs
 and draws them.
 """
+
+from dnn2gp.support.optional import needs_extra
+
+with needs_extra("paper", "dnn2gp.paper"):
+    import joblib  # noqa: F401
+    import matplotlib  # noqa: F401
+    import rich  # noqa: F401
+    import sklearn  # noqa: F401

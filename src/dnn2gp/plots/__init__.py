@@ -1,10 +1,13 @@
 """Pictures: plain numpy arrays in, a matplotlib Figure out. No torch, no pyplot, nothing global."""
 
-from dnn2gp.plots.calibration import coverage, reliability
-from dnn2gp.plots.evolution import kernel_animation, kernel_strip, posterior_animation, posterior_strip
-from dnn2gp.plots.examples import uncertainty
-from dnn2gp.plots.matrices import kernel_matrix, posterior_mean, uncertainty_maps
-from dnn2gp.plots.tuning import tuning_curves
+from dnn2gp.support.optional import needs_extra
+
+with needs_extra("plots", "dnn2gp.plots"):
+    from dnn2gp.plots.calibration import coverage, reliability
+    from dnn2gp.plots.evolution import kernel_animation, kernel_strip, posterior_animation, posterior_strip
+    from dnn2gp.plots.examples import uncertainty
+    from dnn2gp.plots.matrices import kernel_matrix, posterior_mean, uncertainty_maps
+    from dnn2gp.plots.tuning import tuning_curves
 
 __all__ = [
     "coverage",

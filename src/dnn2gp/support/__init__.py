@@ -1,4 +1,4 @@
-"""What every other room stands on: errors, whole files, progress, randomness and the memory budget.
+"""What every other room builds on: errors, optional packages, files, progress, random numbers and the memory budget.
 
-Imports nothing of dnn2gp. Start with `errors.py`: the exceptions and warnings that users see.
+Imports no other room. Start with `errors.py`: the exceptions and warnings that users see.
 """

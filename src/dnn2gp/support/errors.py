@@ -1,4 +1,4 @@
-"""The errors and warnings of dnn2gp: each says what was expected, what came, and what to do."""
+"""The exceptions and warnings of dnn2gp. Each message says what was expected, what was found, and what to do."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import warnings
 
 
 class InputError(ValueError):
-    """Data, targets or settings that cannot be used as they are."""
+    """Data, targets or settings that cannot be used as given."""
 
 
 class NetworkError(ValueError):
-    """A network that is not a deterministic function of its weights and of each example alone."""
+    """A network that is not a deterministic function of its weights and of each example on its own."""
 
 
 class NotPositiveDefiniteError(ArithmeticError):
@@ -19,19 +19,23 @@ class NotPositiveDefiniteError(ArithmeticError):
 
 
 class MemoryBudgetError(MemoryError):
-    """A computation that cannot fit into the memory budget, with the figures and the alternatives."""
+    """A computation that does not fit into the memory budget; the message lists the sizes and the alternatives."""
 
 
 class DivergedError(ArithmeticError):
-    """A training step whose loss or weights are no numbers; the state before it is kept."""
+    """A training step whose loss or weights are not finite; the state before the step is kept."""
 
 
 class OtherWorkError(InputError):
-    """A folder whose finished work is of other settings."""
+    """A results folder that was computed with other settings."""
 
 
 class FileFormatError(ValueError):
-    """A file that is not a whole dnn2gp file of a version that this release reads."""
+    """A file that is damaged, or not a dnn2gp file of a version that this release reads."""
+
+
+class MissingExtraError(ImportError):
+    """A package that is not part of the base install; the message names the extra that installs it."""
 
 
 EXPECTED = (
@@ -41,32 +45,33 @@ EXPECTED = (
     MemoryBudgetError,
     DivergedError,
     FileFormatError,
+    MissingExtraError,
     OSError,
 )
-"""What commands say in words; any other error is a bug, and keeps its traceback."""
+"""Errors that the command line reports as one message; any other error is a bug and keeps its traceback."""
 
 
 class NotAMinimumWarning(UserWarning):
-    """The weights are not a minimum of the loss, so the GP's mean is not the network (one Gauss-Newton step away)."""
+    """The weights are not at a minimum of the loss, so the GP's mean is one Gauss-Newton step away from the network."""
 
 
 class EvidenceWarning(UserWarning):
-    """A choice by evidence that should not be trusted as it is; the message says why, and what to do."""
+    """A choice by evidence that should not be trusted as it stands; the message says why and what to do."""
 
 
 class TrainModeWarning(UserWarning):
-    """The network came in train mode and has layers that behave differently there; it is evaluated in eval mode."""
+    """The network was passed in train mode and has layers that depend on the mode; it is evaluated in eval mode."""
 
 
 class FallbackWarning(UserWarning):
-    """Some weights have no layer rule and are left to the general engine, which is right but slower."""
+    """Some weights have no layer rule and use the general engine, which is exact but slower."""
 
 
 _OURS = ("dnn2gp", "torch", "contextlib", "functools", "jaxtyping", "beartype")
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
-    """Warn at the line outside of this package, and of what wraps its functions, that led here."""
+    """Issue a warning that points to the caller's line, outside this package and the libraries that wrap it."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _OURS:
         level, frame = level + 1, frame.f_back

@@ -10,19 +10,20 @@ from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from threading import Lock
-from typing import ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
-import joblib
 import torch
-from joblib.parallel import get_active_backend
-from threadpoolctl import threadpool_limits
 
 from dnn2gp.evidence.tuning_result import EVIDENCE, Setting, Trial
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.support.errors import FileFormatError, InputError
 from dnn2gp.support.files import write_text
+from dnn2gp.support.optional import needs_extra
 from dnn2gp.support.progress import bar
 from dnn2gp.tune.purpose import keep_purpose
+
+if TYPE_CHECKING:
+    from threadpoolctl import threadpool_limits
 
 Outcome: TypeAlias = "float | Mapping[str, float] | GaussianProcess"
 Fit: TypeAlias = "Callable[..., Outcome]"
@@ -76,6 +77,9 @@ def run_jobs(fit: Fit, jobs: Sequence[Job], folder: JobFolder | None, num_jobs: 
 
     `num_jobs` processes on this machine; None leaves it to `joblib.parallel_config`, which may name a cluster.
     """
+    with needs_extra("tune", "tune.grid"):
+        import joblib
+
     found = {job.key: trial for job in jobs if folder is not None and (trial := folder.load(job)) is not None}
     left = [job for job in jobs if job.key not in found]
     best = max((trial.evidence for trial in found.values() if isfinite(trial.evidence)), default=-float("inf"))
@@ -91,6 +95,8 @@ def run_jobs(fit: Fit, jobs: Sequence[Job], folder: JobFolder | None, num_jobs: 
 
 def _order() -> str:
     """As they are done; where the backend of `joblib.parallel_config` cannot say so (Ray), at the end."""
+    from joblib.parallel import get_active_backend
+
     backend, _ = get_active_backend()
     return "generator_unordered" if getattr(backend, "supports_return_generator", False) else "list"
 
@@ -141,6 +147,9 @@ class _Threads:
 
     @classmethod
     def enter(cls) -> None:
+        with needs_extra("tune", "Tuning in parallel"):
+            from threadpoolctl import threadpool_limits
+
         with cls._lock:
             if cls._inside == 0:
                 cls._before, cls._limits = torch.get_num_threads(), threadpool_limits(1)

@@ -9,6 +9,7 @@ from typing import Any
 
 from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.support.errors import InputError
+from dnn2gp.support.optional import needs_extra
 from dnn2gp.support.progress import show_progress
 from dnn2gp.tune.purpose import keep_purpose
 
@@ -53,7 +54,8 @@ def study(
         if path.exists() and not resume:
             raise InputError(f"{path} holds an earlier study. Go on with it (resume=True), or take another folder.")
         keep_purpose(path.parent, {"seed": seed, **(purpose or {})}, resume=resume)
-    from dnn2gp.tune.optuna_study import run_study  # Optuna takes a while to import
+    with needs_extra("tune", "tune.study"):
+        from dnn2gp.tune.optuna_study import run_study  # Optuna takes a while to import
 
     with show_progress(progress):
         return run_study(objective, num_trials, path, num_jobs, seed, sampler)

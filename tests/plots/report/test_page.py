@@ -221,7 +221,7 @@ def test_limit_of_zeros() -> None:
 
 @pytest.mark.parametrize("name", ["interactive.js", "style.css"])
 def test_package_data(name: str) -> None:
-    text = files("dnn2gp.report").joinpath(name).read_text(encoding="utf-8")
+    text = files("dnn2gp.plots.report").joinpath(name).read_text(encoding="utf-8")
     assert not re.search("</s(cript|tyle)", text, re.IGNORECASE)
     assert max(map(len, text.splitlines())) <= 180
 

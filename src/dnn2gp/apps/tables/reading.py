@@ -14,6 +14,7 @@ import pandas as pd
 
 from dnn2gp.apps.tables.table import MISSING, Table, named, number
 from dnn2gp.support.errors import InputError
+from dnn2gp.support.optional import needs_extra
 
 _SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _LOOKED_AT = 20
@@ -122,10 +123,10 @@ def _with_points(cells: list[str]) -> list[str]:
 
 
 def _parquet(file: Path) -> Table:
+    with needs_extra("cli", "Reading a Parquet file"):
+        import pyarrow  # noqa: F401 (pandas needs it)
     try:
         frame = pd.read_parquet(file)
-    except ImportError:
-        raise InputError(f"{file.name} is a Parquet file: pip install 'dnn2gp[parquet]' to read it.") from None
     except (ValueError, OSError) as error:  # pyarrow's own errors are of these kinds
         raise InputError(f"{file.name} is not a whole Parquet file ({error}). Write it again.") from None
     frame.columns = pd.Index([str(name) for name in frame.columns], dtype=object)
