@@ -29,6 +29,10 @@ class Clock:
         if self.ticks == self.stop:
             raise KeyboardInterrupt
 
+    def __deepcopy__(self, memo: dict) -> Clock:
+        """Copies of a network that holds it count together."""
+        return self
+
 
 class Interrupted(nn.Module):
     """A network in train mode that sets attributes, and is interrupted in the middle of forward."""

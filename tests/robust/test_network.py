@@ -156,7 +156,7 @@ def test_train_mode_is_warned_about_and_kept() -> None:
     module[3].eval()
     module[3].p = 0.9
     module[0].eval()
-    with pytest.warns(TrainModeWarning, match=r"train mode.*\(BatchNorm1d\).*eval mode.*network.eval\(\)") as caught:
+    with pytest.warns(TrainModeWarning, match=r"BatchNorm1d.*network.eval\(\)") as caught:
         assert_exact(module, x, y)
     assert module[1].training
     assert not module[3].training
@@ -286,7 +286,7 @@ def test_other_outputs_than_a_tensor(after, kind) -> None:
     ],
 )
 def test_outputs_of_wrong_shape(after, shape) -> None:
-    refused(Head(after), f"one row an example: expected first axis 4 .*got shape {shape}. Look for squeeze")
+    refused(Head(after), f"first axis 4 .*{shape}.*squeeze")
 
 
 def test_squeeze_in_forward() -> None:

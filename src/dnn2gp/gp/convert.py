@@ -80,7 +80,8 @@ def convert(
         training = read_data(data)
         function = Network(network, training.inputs)
         if subset is not None:
-            function = function.restricted(subset_names(function, subset, function.check_inputs(training.inputs)))
+            checked = function.check_inputs(training.inputs)
+            function = function.restricted(subset_names(function, subset, checked, network))
         inputs = function.check_inputs(training.inputs)
         likelihood.check_outputs(function.output_shape)
         targets = likelihood.check_targets(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -42,7 +43,7 @@ class Layout:
             groups.setdefault(name.rpartition(".")[0], []).append(position)
         return groups
 
-    def flatten(self, tensors: dict[str, Tensor]) -> Float[Tensor, " P"]:
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Float[Tensor, " P"]:
         """The named tensors as one flat vector."""
         return torch.cat([tensors[name].reshape(-1) for name in self.names])
 
@@ -52,7 +53,7 @@ class Layout:
         return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
     def expand(self, per_layer: Float[Tensor, " L"]) -> Float[Tensor, " P"]:
-        """One value a layer, repeated for each of its weights."""
+        """One value per layer, repeated for each of its weights."""
         per_tensor = torch.empty(len(self.names), dtype=torch.long)
         for position, members in enumerate(self.layers.values()):
             per_tensor[members] = position

@@ -11,7 +11,7 @@ from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.data import Data
 from dnn2gp.network.eval_mode import keeps_statistics, statistics_mode
-from dnn2gp.network.inputs import Inputs, check_inputs, num_examples
+from dnn2gp.network.inputs import Inputs, check_inputs, map_inputs, num_examples
 from dnn2gp.network.layout import Layout
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.randomness import global_states_kept
@@ -152,7 +152,8 @@ class TrainedNetwork:
             self._statistics.setdefault(buffer, buffer.clone())
         with torch.no_grad(), global_states_kept(), statistics_mode(self.module):
             try:
-                self._engine(inputs).network.call_module(inputs)
+                args, kwargs = self._engine(inputs).network.arguments(map_inputs(torch.clone, inputs))
+                self.module(*args, **kwargs)
             except ValueError as error:
                 if "more than 1 value per channel" not in str(error):  # torch's wording; any other error passes through
                     raise

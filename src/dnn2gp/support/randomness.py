@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from dnn2gp.support.user_state import USER_STATE
 
 
 def own_generator(generator: torch.Generator | None, device: torch.device) -> torch.Generator:
@@ -27,13 +30,34 @@ def normal(shape: tuple[int, ...], generator: torch.Generator | None, like: Tens
 
 
 @contextmanager
-def global_states_kept(device: torch.device | None = None) -> Iterator[None]:
-    """Restore the global generators of torch, NumPy and Python after the block, which runs the user's code."""
+def global_states_kept(device: torch.device | None = None) -> Iterator[Callable[[], bool]]:
+    """Restore the global generators of torch, NumPy and Python after the block, which runs the user's code.
+
+    Yields a function that says whether any of them has been drawn from since. One thread at a time is inside: two that
+    save and restore in turns would leave the generators in the wrong state.
+    """
     devices = [device] if device is not None and device.type == "cuda" else []
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+    with USER_STATE:
+        before = _states(devices)
+        with torch.random.fork_rng(devices):
+            try:
+                yield lambda: not all(map(_equal, before, _states(devices)))
+            finally:
+                random.setstate(before[0])
+                np.random.set_state(before[1])
+
+
+def _states(devices: list[torch.device]) -> list[Any]:
+    """The states of Python's, NumPy's and torch's generators, and of those of CUDA devices."""
+    cuda = [torch.cuda.get_rng_state(device) for device in devices]
+    return [random.getstate(), np.random.get_state(), torch.get_rng_state(), *cuda]
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, np.ndarray):
+        return np.array_equal(first, second)
+    if isinstance(first, tuple):
+        return len(first) == len(second) and all(map(_equal, first, second))
+    return first == second

@@ -20,8 +20,8 @@ Subset: TypeAlias = "str | nn.Module | Sequence[str | nn.Module]"
 LAST_LAYER = "last layer"
 
 
-def subset_names(network: Network, subset: object, inputs: Inputs) -> list[str]:
-    """The names of the weights that `subset` means, in the order of the network.
+def subset_names(network: Network, subset: object, inputs: Inputs, module: nn.Module) -> list[str]:
+    """The names of the weights that `subset` means, in the order of the network that wraps `module`.
 
     "last layer" is the layer whose weights are used last in the forward pass; otherwise names of modules or of weights
     as in network.named_modules() and network.named_parameters(), or the modules themselves.
@@ -33,17 +33,17 @@ def subset_names(network: Network, subset: object, inputs: Inputs) -> list[str]:
     wanted = list(subset) if isinstance(subset, list | tuple | set) else [subset]
     chosen: set[str] = set()
     for entry in wanted:
-        chosen |= _matching(network, entry)
+        chosen |= _matching(network, entry, module)
     if not chosen:
         raise InputError(f"subset: expected at least one layer; got {subset!r}. {_known(network.layout)}")
     return [name for name in network.layout.names if name in chosen]
 
 
-def _matching(network: Network, entry: object) -> set[str]:
+def _matching(network: Network, entry: object, module: nn.Module) -> set[str]:
     """The weights of one entry of a subset."""
     names = network.layout.names
     if isinstance(entry, nn.Module):
-        found = [name for name, part in network.module.named_modules() if part is entry]
+        found = [name for name, part in module.named_modules() if part is entry]
         if not found:
             raise InputError(f"subset: {type(entry).__name__} is not a part of the network. {_known(network.layout)}")
         entry = found[0]

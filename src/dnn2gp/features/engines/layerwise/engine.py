@@ -347,7 +347,7 @@ class LayerwiseFeatures(NetworkFeatures):
         self._learned = {form: uses.without(self._left, self._names) for form, uses in self._learned.items()}
         names = [name for name in self._names if name in self._left]
         state = {**self.network.state(), **self.network.layout.unflatten(self._flat)}
-        network = Network(self.network.module, inputs, state=state, trainable=names)
+        network = self.network.with_state(state).restricted(names)
         try:
             self.rest = JacobianFeatures(network, inputs, memory_budget=self.memory_budget, must_move=False)
         except NetworkError:  # weights without a derivative, such as those used in torch.no_grad() alone

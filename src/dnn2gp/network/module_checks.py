@@ -1,0 +1,124 @@
+"""What a module must be for a `Network`, checked with errors that say what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
+
+from dnn2gp.support.errors import NetworkError, TrainModeWarning, warn_user
+
+
+def check_module(module: object) -> nn.Module:
+    """The module, if its parameters can be exchanged and have values."""
+    if not isinstance(module, nn.Module):
+        form = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+        raise NetworkError(
+            f"network: expected a torch.nn.Module; got {form}. Pass the trained module, or wrap a function in one."
+        )
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise NetworkError(
+            "network: expected a plain torch.nn.Module; got one with TorchScript, whose weights cannot be exchanged. "
+            "Pass the module that was scripted or traced."
+        )
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise NetworkError(
+            f"network: expected a module on one device; got {type(module).__name__}, which distributes its examples "
+            "over several. Pass network.module."
+        )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise NetworkError(
+                f"The weight {name!r} of a lazy layer has no shape yet. Call network(inputs) once, and train it."
+            )
+        if tensor.is_meta:
+            raise NetworkError(
+                f"The weight {name!r} is on the meta device and has no values. Load the trained weights first, e.g. by "
+                "network.to_empty(device='cpu') and network.load_state_dict(...)."
+            )
+    return module
+
+
+def warn_if_train_mode(module: nn.Module) -> None:
+    """Warn about layers in train mode that compute something else in eval mode."""
+    changing = (part for part in module.modules() if part.training and isinstance(part, _NormBase | _DropoutNd))
+    kinds = {type(part).__name__ for part in changing}
+    if kinds:
+        warn_user(
+            f"The network is in train mode and has layers that behave differently there ({', '.join(sorted(kinds))}). "
+            "dnn2gp evaluates it in eval mode (no dropout, running statistics) and leaves the network as it is. "
+            "Call network.eval() first to silence this.",
+            TrainModeWarning,
+        )
+
+
+def check_trainable(trainable: Iterable[str], tensors: Mapping[str, Tensor]) -> None:
+    """Trainable weights must exist, be finite, and share a dtype (float32 or float64) and a device."""
+    names = list(trainable)
+    if not names:
+        raise NetworkError(
+            "The network has no weight that requires a gradient. Unfreeze at least one: parameter.requires_grad_(True)."
+        )
+    kinds: dict[str, str] = {}
+    for name in names:
+        kinds.setdefault(f"{tensors[name].dtype} on {tensors[name].device}", name)
+    if len(kinds) > 1 or tensors[names[0]].dtype not in (torch.float32, torch.float64):
+        found = ", ".join(f"{kind} ({name!r})" for kind, name in kinds.items())
+        raise NetworkError(
+            f"The network: expected trainable weights of one dtype, float32 or float64, on one device; got {found}. "
+            "Use network.float() or network.double(), and network.to(device)."
+        )
+    for name in names:
+        if not tensors[name].isfinite().all():
+            raise NetworkError(
+                f"The weight {name!r} holds NaN or infinity; the training has diverged. Train again with a smaller "
+                "learning rate, or load an earlier checkpoint."
+            )
+
+
+def check_state(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Saved weights and buffers must have the names and shapes of the module's."""
+    missing, extra = sorted(set(tensors) - set(state)), sorted(set(state) - set(tensors))
+    wrong = [n for n in tensors if n in state and tensors[n].shape != state[n].shape]
+    kinds = {"not in the file": missing, "only in the file": extra, "of another shape": wrong}
+    found = "; ".join(f"{what}: {names[:5]}" for what, names in kinds.items() if names)
+    if found:
+        raise NetworkError(
+            f"The network does not match the saved one; weights and buffers {found}. "
+            "Build it with the arguments that it had when it was saved."
+        )
+
+
+def check_tensor(outputs: object) -> Tensor:
+    """The outputs, if they are a tensor."""
+    if not isinstance(outputs, Tensor):
+        raise NetworkError(
+            f"The network must return one tensor of outputs; it returned {type(outputs).__name__}. "
+            "Wrap it in a module whose forward returns the tensor (e.g. the logits)."
+        )
+    return outputs
+
+
+def check_outputs(outputs: object, count: int, dtype: torch.dtype) -> Tensor:
+    """The outputs, if they are finite and have one row per example and the dtype of the weights."""
+    outputs = check_tensor(outputs)
+    if outputs.ndim == 0 or len(outputs) != count or outputs.numel() == 0:
+        raise NetworkError(
+            f"The network must return one row per example: expected first axis {count} and at least one output, got "
+            f"shape {tuple(outputs.shape)}. Look for squeeze(), a transpose or a mean over the batch in forward."
+        )
+    if outputs.dtype != dtype:
+        raise NetworkError(
+            f"The network's outputs are {outputs.dtype}, its weights {dtype}; they must be the same. Return outputs of "
+            "that dtype from forward, and call dnn2gp outside of torch.autocast."
+        )
+    if not outputs.isfinite().all():
+        raise NetworkError(
+            "The network's outputs hold NaN or infinity on the given inputs. Check its frozen weights and buffers, "
+            "and the scale of the inputs."
+        )
+    return outputs
