@@ -1,4 +1,4 @@
-"""Bayesian optimisation: the next input is where a network's GP promises most, found by gradients of its prediction.
+"""Bayesian optimisation: evaluate next where the GP of a network is most promising, found by gradient ascent.
 
 python examples/bayesian_optimisation.py                      # writes bayesian_optimisation.png
 python examples/bayesian_optimisation.py --output search.png
@@ -20,19 +20,19 @@ from torch import Tensor, nn
 from dnn2gp import GaussianLikelihood, GaussianProcess, convert
 from dnn2gp.support.errors import NotAMinimumWarning
 
-SIGMA = 0.05  # the noise of an evaluation
+SIGMA = 0.05  # standard deviation of the noise of an evaluation
 DELTA = 0.2  # the prior precision δ
-CAUTION = 2.0  # standard deviations of ignorance that the bound is above the mean
+CAUTION = 2.0  # epistemic standard deviations between the mean and the upper bound
 LOW, HIGH = -3.0, 3.0
 
 
 def objective(x: Tensor) -> Tensor:
-    """What is to be maximised, and would be costly in earnest."""
+    """Return the value to maximise, which would be expensive to evaluate in practice."""
     return torch.sin(3 * x) - 0.15 * (x - 1) ** 2
 
 
 def fitted(x: Tensor, y: Tensor, steps: int) -> GaussianProcess:
-    """A network at a minimum of Σᵢ ℓᵢ(w) + ½ δ wᵀw, as a GP."""
+    """Train a network to a minimum of Σᵢ ℓᵢ(w) + ½ δ wᵀw and convert it."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)).double()
     likelihood = GaussianLikelihood(sigma=SIGMA)
@@ -47,18 +47,18 @@ def fitted(x: Tensor, y: Tensor, steps: int) -> GaussianProcess:
 
     optimizer.step(closure)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotAMinimumWarning)  # near enough for a search
+        warnings.simplefilter("ignore", NotAMinimumWarning)  # close enough for a search
         return convert(network, (x, y), likelihood, prior_precision=DELTA)
 
 
 def bound(gp: GaussianProcess, x: Tensor) -> Tensor:
-    """The upper confidence bound: mean + 2 epistemic standard deviations."""
+    """Return the upper confidence bound: mean + 2 epistemic standard deviations."""
     prediction = gp.predict(x)
     return prediction.mean + CAUTION * prediction.epistemic.sqrt()
 
 
 def most_promising(gp: GaussianProcess, num_starts: int) -> Tensor:
-    """The best of several ascents on the bound. Its gradient goes through mean, variance and network to the inputs."""
+    """Maximise the bound from several starts; gradients flow through mean, variance and network to the inputs."""
     x = torch.linspace(LOW, HIGH, num_starts, dtype=torch.float64).unsqueeze(1).requires_grad_(True)
     optimizer = torch.optim.Adam([x], lr=0.05)
     for _ in range(40):
@@ -73,8 +73,8 @@ def most_promising(gp: GaussianProcess, num_starts: int) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("bayesian_optimisation.png"), help="where the picture goes")
-    parser.add_argument("--smoke", action="store_true", help="few rounds, only to see that it runs")
+    parser.add_argument("--output", type=Path, default=Path("bayesian_optimisation.png"), help="file for the picture")
+    parser.add_argument("--smoke", action="store_true", help="a short run with few rounds")
     arguments = parser.parse_args()
 
     generator = torch.Generator().manual_seed(0)
@@ -95,7 +95,7 @@ def main() -> None:
     axes.fill_between(line, mean - width, mean + width, color="#cfd8e6", label="mean ± 2 epistemic standard deviations")
     axes.plot(line, mean, color="#1d3d78", label="mean")
     axes.plot(line, objective(grid).squeeze(1), "k--", linewidth=0.9, label="objective")
-    axes.plot(x[:3], y[:3], "ks", markersize=5, label="first evaluations")
+    axes.plot(x[:3], y[:3], "ks", markersize=5, label="initial evaluations")
     axes.plot(x[3:], y[3:], "o", color="#b5432a", markersize=5, label="chosen evaluations")
     axes.set(xlabel="x", ylabel="value", xlim=(LOW, HIGH))
     axes.legend(loc="lower center", frameon=False, ncols=2, fontsize=9)

@@ -1,6 +1,6 @@
-"""Your own network: several named inputs, frozen layers, training with weight decay; check it, save it, load it.
+"""Your own network: several named inputs, frozen layers and weight decay; convert, diagnose, predict, save and load it.
 
-python examples/bring_your_own_network.py                     # writes and removes nothing but a temporary file
+python examples/bring_your_own_network.py                              # uses a temporary file
 python examples/bring_your_own_network.py --output own.safetensors     # keeps the file
 """
 
@@ -21,7 +21,7 @@ NUM_CLASSES = 3
 
 
 class TwoInputs(nn.Module):
-    """An encoder of a signal that stays as it is, and a head on its features and a table of numbers."""
+    """A frozen encoder of a signal, and a head on its features and a table of numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class TwoInputs(nn.Module):
 
 
 class Examples(Dataset):
-    """Pairs of a dict of inputs and a label; the keys are the names of the arguments of `forward`."""
+    """Pairs of a dict of inputs and a label; the keys are the argument names of `forward`."""
 
     def __init__(self, num_examples: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -51,7 +51,7 @@ class Examples(Dataset):
 
 
 def train(network: nn.Module, data: Dataset, epochs: int) -> None:
-    """As usual: the mean cross-entropy, Adam with weight decay (not AdamW), a learning rate that goes to zero."""
+    """Train as usual: mean cross-entropy, Adam with weight decay (not AdamW), a learning rate that decays to zero."""
     weights = [weight for weight in network.parameters() if weight.requires_grad]
     optimizer = torch.optim.Adam(weights, lr=0.05, weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
@@ -65,17 +65,17 @@ def train(network: nn.Module, data: Dataset, epochs: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="keep the saved GP here")
-    parser.add_argument("--smoke", action="store_true", help="few data and epochs, only to see that it runs")
+    parser.add_argument("--output", type=Path, help="file for the saved GP")
+    parser.add_argument("--smoke", action="store_true", help="a short run with few data and epochs")
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
     network = TwoInputs()
-    network.encoder.requires_grad_(False)  # frozen: no posterior over these weights
+    network.encoder.requires_grad_(False)  # frozen weights get no posterior
     data = Examples(24 if arguments.smoke else 150, seed=0)
     train(network, data, epochs=20 if arguments.smoke else 600)
 
-    # The mean loss with weight decay λ has the minima of the summed loss with δ = N λ.
+    # The mean loss with weight decay λ has the same minima as the summed loss with δ = N λ.
     delta = precision_from_weight_decay(WEIGHT_DECAY, num_examples=len(data))
     gp = convert(network, data, CategoricalLikelihood(), prior_precision=delta)
     total = sum(weight.numel() for weight in network.parameters())
@@ -92,9 +92,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = arguments.output or Path(folder) / "own.safetensors"
         save(gp, path)
-        again = load(path, TwoInputs)  # the class builds the module; its weights come from the file
+        again = load(path, TwoInputs)  # the class builds the module; the weights come from the file
         same = torch.equal(again.predict(inputs).epistemic, prediction.epistemic)
-        print(f"\nsaved {path.stat().st_size / 1000:.0f} kB; loaded again, the predictions are the same: {same}")
+        print(f"\nsaved {path.stat().st_size / 1000:.0f} kB; the loaded GP predicts the same: {same}")
 
 
 def _row(values: Tensor) -> str:

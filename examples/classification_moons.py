@@ -1,4 +1,4 @@
-"""Two half moons: the probability of a class, the noise of its label, and what the network does not know.
+"""Two half moons: class probabilities, label noise, and what the network does not know.
 
 python examples/classification_moons.py                      # writes classification_moons.png
 python examples/classification_moons.py --output moons.png
@@ -39,7 +39,7 @@ def train(network: nn.Module, x: Tensor, y: Tensor, likelihood: BernoulliLikelih
 
 
 def draw(gp: GaussianProcess, x: Tensor, y: Tensor, resolution: int) -> Figure:
-    """The quantities of Eq. (48) over the plane, and the probability that takes the posterior into account."""
+    """Draw the quantities of Eq. (48) over the plane, and the probability averaged over the posterior."""
     left, right, bottom, top = LIMITS
     rows, columns = torch.meshgrid(
         torch.linspace(bottom, top, resolution, dtype=torch.float64),
@@ -48,10 +48,10 @@ def draw(gp: GaussianProcess, x: Tensor, y: Tensor, resolution: int) -> Figure:
     )
     prediction = gp.predict(torch.stack([columns.flatten(), rows.flatten()], 1))
     panels = [
-        ("probability of class 1: the network", prediction.mean, "RdBu_r", 1.0),
-        ("the same, averaged over the posterior (probit)", prediction.probit(), "RdBu_r", 1.0),
-        ("aleatoric standard deviation: noise of the label", prediction.aleatoric.sqrt(), "viridis", 0.5),
-        ("epistemic standard deviation: what is not known", prediction.epistemic.sqrt(), "viridis", 1.0),
+        ("Network: probability of class 1", prediction.mean, "RdBu_r", 1.0),
+        ("Averaged over the posterior (probit)", prediction.probit(), "RdBu_r", 1.0),
+        ("Aleatoric standard deviation: label noise", prediction.aleatoric.sqrt(), "viridis", 0.5),
+        ("Epistemic standard deviation: lack of knowledge", prediction.epistemic.sqrt(), "viridis", 1.0),
     ]
     figure, grid = plt.subplots(2, 2, figsize=(10.5, 8), sharex=True, sharey=True, layout="constrained")
     for axes, (title, values, colours, largest) in zip(grid.flat, panels, strict=True):
@@ -70,13 +70,13 @@ def draw(gp: GaussianProcess, x: Tensor, y: Tensor, resolution: int) -> Figure:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("classification_moons.png"), help="where the picture goes")
-    parser.add_argument("--smoke", action="store_true", help="few data and steps, only to see that it runs")
+    parser.add_argument("--output", type=Path, default=Path("classification_moons.png"), help="file for the picture")
+    parser.add_argument("--smoke", action="store_true", help="a short run with few data and steps")
     arguments = parser.parse_args()
 
     points, labels = make_moons(20 if arguments.smoke else 100, noise=0.15, random_state=0)
     x, y = torch.as_tensor(points), torch.as_tensor(labels, dtype=torch.float64).unsqueeze(1)
-    torch.manual_seed(0)  # the first weights
+    torch.manual_seed(0)  # the initial weights
     network = nn.Sequential(nn.Linear(2, 10), nn.Tanh(), nn.Linear(10, 1)).double()
     likelihood = BernoulliLikelihood()
     train(network, x, y, likelihood, steps=30 if arguments.smoke else 2000)

@@ -1,4 +1,4 @@
-"""Every iteration is a GP: train a network with VOGN, and draw the GP that it is after 1, 10, 100, 1000 steps.
+"""Every iteration is a GP: train a network with VOGN, and draw its GP after 1, 10, 100 and 1000 steps.
 
 python examples/online_newton_1d.py                      # writes online_newton_1d.png
 python examples/online_newton_1d.py --output steps.png
@@ -18,12 +18,12 @@ from dnn2gp import VOGN, GaussianLikelihood
 from dnn2gp.optim import Recorder
 from dnn2gp.plots import posterior_animation, posterior_strip
 
-SIGMA = 0.15  # the noise that the data is made with, and that the likelihood is told
+SIGMA = 0.15  # standard deviation of the noise, in the data and in the likelihood
 GAP = (-0.6, 1.2)
 
 
 def make_data(num_examples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """y = sin 1.5x + noise on both sides of a gap."""
+    """Sample y = sin 1.5x + noise on both sides of a gap."""
     left = torch.linspace(-3, GAP[0], num_examples // 2, dtype=torch.float64)
     right = torch.linspace(GAP[1], 3, num_examples - num_examples // 2, dtype=torch.float64)
     x = torch.cat([left, right]).unsqueeze(1)
@@ -32,7 +32,7 @@ def make_data(num_examples: int, generator: torch.Generator) -> tuple[Tensor, Te
 
 
 def train(network: nn.Module, x: Tensor, y: Tensor, recorder: Recorder, steps: int) -> VOGN:
-    """The familiar loop; after the steps that the recorder wants, it keeps the GP."""
+    """Train in the usual loop; the recorder keeps the GP after the requested steps."""
     optimizer = VOGN(
         network, GaussianLikelihood(SIGMA), len(x), lr=0.3, momentum=0.9, num_samples=4,
         prior_precision=0.5, initial_precision=1000.0,
@@ -46,7 +46,7 @@ def train(network: nn.Module, x: Tensor, y: Tensor, recorder: Recorder, steps: i
 
 
 def draw(recorder: Recorder, x: Tensor, y: Tensor, output: Path) -> None:
-    """Mean and bands of the GP at every record."""
+    """Draw the mean and the bands of each recorded GP."""
     grid = torch.linspace(-4.5, 4.5, 300, dtype=torch.float64).unsqueeze(1)
     predictions = [record.gp.predict(grid) for record in recorder.records]
     means = np.stack([prediction.mean.flatten().numpy() for prediction in predictions])
@@ -61,14 +61,14 @@ def draw(recorder: Recorder, x: Tensor, y: Tensor, output: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("online_newton_1d.png"), help="where the picture goes")
-    parser.add_argument("--smoke", action="store_true", help="few data and steps, only to see that it runs")
+    parser.add_argument("--output", type=Path, default=Path("online_newton_1d.png"), help="file for the picture")
+    parser.add_argument("--smoke", action="store_true", help="a short run with few data and steps")
     arguments = parser.parse_args()
 
     steps = [1, 2, 3] if arguments.smoke else [1, 10, 100, 1000]
     if arguments.output.suffix == ".gif" and not arguments.smoke:
         steps = sorted({round(step) for step in np.geomspace(1, 1000, 60)})
-    torch.manual_seed(0)  # the first weights
+    torch.manual_seed(0)  # the initial weights
     x, y = make_data(10 if arguments.smoke else 50, torch.Generator().manual_seed(0))
     network = nn.Sequential(nn.Linear(1, 30), nn.Tanh(), nn.Linear(30, 1)).double()
     recorder = Recorder((x, y), steps)
