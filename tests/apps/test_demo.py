@@ -15,7 +15,7 @@ from rich.console import Console
 from torch.nn.functional import cross_entropy
 
 from dnn2gp.apps.demo import DemoConfig, DemoResult, build_network, run
-from dnn2gp.apps.demo.job import draw, prepare_folder, some_of_each
+from dnn2gp.apps.demo.job import draw, some_of_each
 from dnn2gp.apps.demo.training import load_data, train
 from dnn2gp.gp.storage import load
 from dnn2gp.support.errors import InputError, NotAMinimumWarning
@@ -153,12 +153,6 @@ def test_a_folder_that_cannot_be_made_stops_the_run_before_the_training(
     monkeypatch.setattr("dnn2gp.apps.demo.job.train", lambda *_: pytest.fail("trained"))
     with pytest.raises(InputError, match="Cannot write to the folder"):
         run(dataclasses.replace(SMOKE, out=tmp_path / "file" / "out"), Console(file=io.StringIO()))
-
-
-def test_prepare_folder_leaves_nothing_behind(tmp_path: Path) -> None:
-    prepare_folder(tmp_path / "a" / "b")
-    prepare_folder(tmp_path / "a" / "b")
-    assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
 def test_data_are_split_without_overlap() -> None:

@@ -137,12 +137,22 @@ def test_report_is_one_file_with_everything(finished: tuple[Path, str]) -> None:
     for words in (
         "Chosen: width",
         "test RMSE",
-        "held out",
         "The approximations of this GP hold",
         "load_table_model",
-        "8 rows, drawn at random",
+        "8 randomly chosen rows",
     ):
         assert words in text, words
+
+
+@pytest.mark.usefixtures("quick")
+def test_words_of_the_table_are_escaped_in_the_report(tmp_path: Path) -> None:
+    evil = "<script>alert('x')</script>"
+    flats().rename(columns={"price": evil}).to_csv(tmp_path / "<b>&.csv", index=False)
+    run(replace(TINY, data=tmp_path / "<b>&.csv", target=evil, out=tmp_path / "out"), Console(quiet=True))
+    text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert text.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;") >= 2
+    assert "<script>alert" not in text
+    assert "<b>" not in text
 
 
 def test_predictions_keep_the_columns_that_came(finished: tuple[Path, str]) -> None:
@@ -256,7 +266,7 @@ def test_depths_no_test_rows_and_a_training_that_diverges(tmp_path: Path, monkey
     for note in ("1 of 2 trainings diverged", "2 different values only"):
         assert any(note in each for each in result.notes)
         assert note in report
-    assert "No row was held out" in report
+    assert "--test-share 0" in report
 
 
 # Choices --------------------------------------------------------------------------------------------------------------

@@ -199,7 +199,7 @@ def test_select_by_keyboard(browser: Chrome) -> None:
         ActionChains(browser).send_keys(Keys.TAB).perform()
         if browser.switch_to.active_element.get_attribute("id") == f"{KERNEL_ID}-order":
             break
-    assert browser.switch_to.active_element.accessible_name == "rows and columns sorted by:"
+    assert browser.switch_to.active_element.accessible_name == "Sort rows and columns by:"
     for key, order in ((Keys.ARROW_DOWN, "uncertainty"), (Keys.ARROW_DOWN, "similarity"), (Keys.HOME, "class")):
         ActionChains(browser).send_keys(key).perform()
         wait(browser, f"dnn2gp.maps['{KERNEL_ID}'].order === '{order}'")

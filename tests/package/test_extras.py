@@ -28,6 +28,7 @@ CASES = {
     "matplotlib": ("import dnn2gp.plots", "plots"),
     "PIL": ("import dnn2gp.plots.report", "plots"),
     "plotly": ("import dnn2gp.plots.report", "plots"),
+    "jinja2": ("import dnn2gp.plots.report", "plots"),
     "sklearn": ("import dnn2gp.estimators", "sklearn"),
     "joblib": ("dnn2gp.tune.grid(lambda **_: 0.0, {'a': [1]})", "tune"),
     "threadpoolctl": ("dnn2gp.tune.grid(lambda **_: 0.0, {'a': [1]})", "tune"),

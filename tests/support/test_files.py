@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dnn2gp.support.errors import InputError
-from dnn2gp.support.files import write_whole
+from dnn2gp.support.files import prepare_folder, write_whole
 
 
 def writer(text: str, then: BaseException | None = None) -> Callable[[Path], None]:
@@ -126,3 +126,9 @@ def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InputError, match="permission"):
         write_whole(tmp_path / "a.txt", writer("new"))
     assert names(tmp_path) == []
+
+
+def test_prepare_folder_leaves_nothing_behind(tmp_path: Path) -> None:
+    prepare_folder(tmp_path / "a" / "b")
+    prepare_folder(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []

@@ -20,7 +20,7 @@ from plots.report.made import CLASSES, examples, kernel, kernel_map, mean_map, s
 from dnn2gp.plots.report import Examples, InteractiveMap, Section, html
 from dnn2gp.plots.report.claim import Claim
 from dnn2gp.plots.report.maps import limit, sprite
-from dnn2gp.plots.report.markup import duration
+from dnn2gp.plots.report.template import duration
 
 EVIL = "<script>alert('x')</script>\"&"
 
@@ -221,7 +221,7 @@ def test_limit_of_zeros() -> None:
 
 @pytest.mark.parametrize("name", ["interactive.js", "style.css"])
 def test_package_data(name: str) -> None:
-    text = files("dnn2gp.plots.report").joinpath(name).read_text(encoding="utf-8")
+    text = files("dnn2gp.plots.report").joinpath("templates", name).read_text(encoding="utf-8")
     assert not re.search("</s(cript|tyle)", text, re.IGNORECASE)
     assert max(map(len, text.splitlines())) <= 180
 

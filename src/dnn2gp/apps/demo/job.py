@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,8 +25,7 @@ from dnn2gp.inference import costs
 from dnn2gp.inference.metrics import accuracy, ece, nll
 from dnn2gp.inference.predictive import Predictive
 from dnn2gp.likelihoods import CategoricalLikelihood
-from dnn2gp.support.errors import InputError
-from dnn2gp.support.files import write_whole
+from dnn2gp.support.files import prepare_folder, write_whole
 from dnn2gp.support.progress import show_progress, track
 
 
@@ -82,16 +80,6 @@ def run(config: DemoConfig, console: Console | None = None) -> DemoResult:
     )
     console.print(report(result, config))
     return result
-
-
-def prepare_folder(folder: Path) -> None:
-    """Make the folder if need be and try to write there, so that a long run does not fail at its end."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"Cannot write to the folder {folder}: {error.strerror or error}. Choose another.") from error
 
 
 def compare(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +24,7 @@ from dnn2gp.apps.table_tuning.training import Architecture, TableEffort, TableFi
 from dnn2gp.apps.tables import Table, read_table
 from dnn2gp.evidence.tuning_result import Trial, TuningResult
 from dnn2gp.gp.diagnose import diagnose
-from dnn2gp.support.errors import InputError
-from dnn2gp.support.files import write_text, write_whole
+from dnn2gp.support.files import prepare_folder, write_text, write_whole
 from dnn2gp.support.progress import bar, show_progress
 from dnn2gp.tune import grid
 from dnn2gp.tune.jobs import one_thread
@@ -80,16 +78,6 @@ def run(config: TableTuningConfig, console: Console | None = None) -> TableTunin
         console.print(Text(f"• {note}"))
     console.print(Text("Written:\n" + "\n".join(f"  {path}" for path in files)), soft_wrap=True)
     return TableTuningResult(tuning, model, tuple(found.notes), files)
-
-
-def prepare_folder(folder: Path) -> None:
-    """Make the folder if need be and try to write there, so that a long run does not fail at its end."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"Cannot write to the folder {folder}: {error.strerror or error}. Choose another.") from error
 
 
 def _opening(config: TableTuningConfig, problem: TableProblem) -> str:

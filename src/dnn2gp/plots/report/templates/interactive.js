@@ -1,5 +1,5 @@
 "use strict";
-// The maps of the report: drawn by Plotly when they come near the screen, sorted by the reader, and pointed at.
+// The interactive maps of the report: drawn by Plotly when they come near the screen.
 // Text reaches the page through textContent only, or escaped where Plotly reads markup.
 (() => {
   const WIDEST = 640; // pixels of a whole map
@@ -80,8 +80,8 @@
     panel.classList.toggle("pinned", map.pinned);
     panel.replaceChildren();
     if (entry === null) {
-      panel.append(make("p", "hint", "Point at an entry of the map to see what is behind it. A click keeps it here."));
-      panel.append(make("p", "hint", "Drag over a part to enlarge it; a double click shows all again."));
+      panel.append(make("p", "hint", "Point at an entry of the map to see the examples behind it. Click to keep it here."));
+      panel.append(make("p", "hint", "Drag over a part of the map to zoom in; double-click to show all of it again."));
       return;
     }
     const [row, column] = entry;
@@ -99,7 +99,7 @@
       single.append(describe(examples, row, "row", "row"));
       panel.append(output, single);
     }
-    panel.append(make("p", "hint", map.pinned ? "Kept. Click the map to let go." : "A click keeps this entry here."));
+    panel.append(make("p", "hint", map.pinned ? "Kept. Click the map to release it." : "Click to keep this entry here."));
   }
 
   // What Plotly draws. -----------------------------------------------------------------------------------------------
