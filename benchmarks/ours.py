@@ -7,7 +7,7 @@ from torch import Tensor
 from benchmarks.case import OURS, Implementation, Run
 from benchmarks.problem import Problem
 from dnn2gp.likelihoods import CategoricalLikelihood
-from dnn2gp.weights.structures import Diagonal
+from dnn2gp.weights.structures import DiagonalPrecision
 
 
 def implementation(problem: Problem, compute: Run, name: str = OURS, operations: float | None = None) -> Implementation:
@@ -42,11 +42,11 @@ def kronecker(problem: Problem) -> object:
     return problem.features.kronecker(inputs, CategoricalLikelihood().noise_precision_root)
 
 
-def diagonal_posterior(problem: Problem, num_examples: int) -> Diagonal:
+def diagonal_posterior(problem: Problem, num_examples: int) -> DiagonalPrecision:
     """diag(I + Jᵀ Λ J) on the first examples."""
-    return Diagonal((ggn_diagonal(problem, num_examples) + 1).to(problem.dtype))
+    return DiagonalPrecision((ggn_diagonal(problem, num_examples) + 1).to(problem.dtype))
 
 
-def covariance(problem: Problem, posterior: Diagonal) -> Tensor:
+def covariance(problem: Problem, posterior: DiagonalPrecision) -> Tensor:
     """J Σ Jᵀ of each example, N × K × K."""
     return problem.features.covariance(problem.inputs, posterior)

@@ -14,7 +14,7 @@ from benchmarks.networks import random_inputs, random_labels
 from dnn2gp import CategoricalLikelihood
 from dnn2gp.features import NetworkFeatures
 from dnn2gp.network import Network
-from dnn2gp.weights.structures import Diagonal
+from dnn2gp.weights.structures import DiagonalPrecision
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 
@@ -53,9 +53,9 @@ class Problem:
         return self.engine_class(Network(self.module, self.inputs), self.inputs)
 
     @cached_property
-    def prior(self) -> Diagonal:
+    def prior(self) -> DiagonalPrecision:
         """Precision 1 for every weight."""
-        return Diagonal(torch.ones(self.features.num_weights, dtype=self.dtype))
+        return DiagonalPrecision(torch.ones(self.features.num_weights, dtype=self.dtype))
 
     @property
     def engine_class(self) -> type[NetworkFeatures]:

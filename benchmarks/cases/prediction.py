@@ -9,7 +9,7 @@ from benchmarks.case import OURS, Case, Implementation, Run, Settings
 from benchmarks.cases.common import VMAP, lenet_problem
 from benchmarks.peers import vmap_jacrev
 from benchmarks.problem import Problem
-from dnn2gp.weights.structures import Diagonal
+from dnn2gp.weights.structures import DiagonalPrecision
 
 LAPLACE_BACKPACK, LAPLACE_DEFAULT = "laplace-torch, BackPACK backend", "laplace-torch, default backend"
 LAPLACE_BATCHES = "laplace-torch, default backend, batches of {}"
@@ -55,13 +55,13 @@ def _batches_of(problem: Problem, fitted: int, batch: int) -> Implementation:
     )
 
 
-def _prepare_ours(problem: Problem, posterior: partial[Diagonal]) -> Run:
+def _prepare_ours(problem: Problem, posterior: partial[DiagonalPrecision]) -> Run:
     problem.warm()
     precision = posterior()
     return lambda: ours.covariance(problem, precision)
 
 
-def _prepare_vmap(problem: Problem, posterior: partial[Diagonal], chunk: int) -> Run:
+def _prepare_vmap(problem: Problem, posterior: partial[DiagonalPrecision], chunk: int) -> Run:
     variance = posterior().values.reciprocal()
     module, inputs = problem.module, problem.inputs
     return lambda: vmap_jacrev.covariance(module, inputs, variance, chunk)

@@ -14,7 +14,7 @@ from dnn2gp.features import (
     StackedFeatures,
 )
 from dnn2gp.network import Network
-from dnn2gp.weights.structures import Dense, Diagonal
+from dnn2gp.weights.structures import DensePrecision, DiagonalPrecision
 
 from problems import problem
 from reference import brute_force
@@ -94,7 +94,7 @@ def randn(*shape):
 @pytest.fixture
 def precision():
     root = randn(CASE.delta.numel(), CASE.delta.numel())
-    return Dense(root @ root.T + torch.eye(len(root), dtype=torch.float64))
+    return DensePrecision(root @ root.T + torch.eye(len(root), dtype=torch.float64))
 
 
 def test_a_budget_makes_chunks():
@@ -164,7 +164,7 @@ def test_an_engine_at_other_weights_is_a_new_one_there(make, precision):
 def test_kernels(engine, precision):
     features, x, J = engine
     few = tuple(leaf[:3] for leaf in x) if isinstance(x, tuple) else x[:3]
-    for structure in (precision, Diagonal(CASE.delta)):
+    for structure in (precision, DiagonalPrecision(CASE.delta)):
         covariance = torch.linalg.inv(structure.dense())
         full = torch.einsum("nqp,po,mro->nqmr", J, covariance, J)
         close(features.kernel_full(x, structure), full)

@@ -1,6 +1,8 @@
-"""Every structure against its dense twin: a new one adds a line to FACTORIES and inherits every check."""
+"""Every structure and its precision against a dense twin: a new one adds a line to FACTORIES to inherit all checks."""
 
 from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
@@ -8,8 +10,15 @@ import torch
 from dnn2gp.features import KroneckerFactors, LayerwiseFeatures
 from dnn2gp.network import Network
 from dnn2gp.support.errors import NotPositiveDefiniteError
-from dnn2gp.weights.structures import BlockDiagonal, Dense, Diagonal, Kronecker, Structure
-from dnn2gp.weights.structures.kronecker import KroneckerBlock
+from dnn2gp.weights.structures import (
+    BlockDiagonalPrecision,
+    Dense,
+    DensePrecision,
+    DiagonalPrecision,
+    KroneckerPrecision,
+    Structure,
+)
+from dnn2gp.weights.structures.kronecker_block import KroneckerBlock
 
 from problems import problem
 from reference import brute_force
@@ -30,8 +39,8 @@ def _block_diagonal():
     for parts in layers:
         index = torch.cat([torch.arange(p.start, p.stop) for p in parts])
         mask[index[:, None], index] = 1
-        blocks.append(Dense(matrix[index[:, None], index]))
-    return BlockDiagonal(layers, blocks), matrix * mask
+        blocks.append(DensePrecision(matrix[index[:, None], index]))
+    return BlockDiagonalPrecision(layers, blocks), matrix * mask
 
 
 def _kronecker():
@@ -47,13 +56,13 @@ def _kronecker():
             matrix[p, r] = G[o, q] * A[i, j]
     matrix[2:5, 2:5] = H
     matrix += 0.7 * torch.eye(SIZE, dtype=torch.float64)
-    return Kronecker([KroneckerBlock.of(layer, delta), KroneckerBlock.of(other, delta)]), matrix
+    return KroneckerPrecision([KroneckerBlock.of(layer, delta), KroneckerBlock.of(other, delta)]), matrix
 
 
-# name: (a structure of 7 weights, the dense precision that it stands for)
+# name: (a precision of 7 weights, the dense matrix that it stands for)
 FACTORIES = {
-    "dense": lambda: (Dense(_spd()), _spd()),
-    "diagonal": lambda: (Diagonal(_spd().diagonal()), torch.diag(_spd().diagonal())),
+    "dense": lambda: (DensePrecision(_spd()), _spd()),
+    "diagonal": lambda: (DiagonalPrecision(_spd().diagonal()), torch.diag(_spd().diagonal())),
     "block diagonal": _block_diagonal,
     "kronecker": _kronecker,
 }
@@ -76,43 +85,55 @@ def test_every_structure_has_a_factory():
     assert set(FACTORIES) == {name for name, kind in Structure.kinds.items() if kind.__module__.startswith("dnn2gp.")}
 
 
+@pytest.mark.parametrize("name", FACTORIES)
+def test_a_choice_is_a_frozen_value(name):
+    structure = FACTORIES[name]()[0].structure
+    assert structure.name == name
+    assert structure == Structure.kinds[name]()
+    assert hash(structure) == hash(Structure.kinds[name]())
+    assert eval(repr(structure), {type(structure).__name__: type(structure)}) == structure
+    assert Structure.decoded(structure.encoded()) == structure
+    with pytest.raises(FrozenInstanceError):
+        structure.anything = 1
+
+
 def test_products(pair):
-    structure, matrix = pair
+    precision, matrix = pair
     v = randn(SIZE, 3)
-    close(structure.dense(), matrix)
-    close(structure.matmul(v), matrix @ v)
-    close(structure.solve(v), torch.linalg.inv(matrix) @ v)
-    close(structure.covariance(), torch.linalg.inv(matrix))
-    assert structure.size == SIZE
+    close(precision.dense(), matrix)
+    close(precision.matmul(v), matrix @ v)
+    close(precision.solve(v), torch.linalg.inv(matrix) @ v)
+    close(precision.covariance(), torch.linalg.inv(matrix))
+    assert precision.size == SIZE
 
 
 def test_diagonals_and_determinant(pair):
-    structure, matrix = pair
-    close(structure.diagonal(), matrix.diagonal())
-    close(structure.inverse_diagonal(), torch.linalg.inv(matrix).diagonal())
-    close(structure.log_det(), torch.logdet(matrix))
+    precision, matrix = pair
+    close(precision.diagonal(), matrix.diagonal())
+    close(precision.inverse_diagonal(), torch.linalg.inv(matrix).diagonal())
+    close(precision.log_det(), torch.logdet(matrix))
 
 
 def test_whiten_is_a_root_of_the_covariance(pair):
-    structure, matrix = pair
+    precision, matrix = pair
     J, other, noise = randn(2, 3, SIZE), randn(4, SIZE) + 1, randn(SIZE, 5)
-    white = structure.whiten(J)
+    white = precision.whiten(J)
     assert white.shape == J.shape
     expected = torch.einsum("nkp,pq,mq->nkm", J, torch.linalg.inv(matrix), other)
-    close(white @ structure.whiten(other).T, expected)
-    close(structure.whiten(other) @ noise, other @ structure.unwhiten(noise))
-    root = structure.unwhiten(torch.eye(SIZE, dtype=torch.float64))
+    close(white @ precision.whiten(other).T, expected)
+    close(precision.whiten(other) @ noise, other @ precision.unwhiten(noise))
+    root = precision.unwhiten(torch.eye(SIZE, dtype=torch.float64))
     close(root @ root.T, torch.linalg.inv(matrix))
 
 
 def test_state_and_float64(pair):
-    structure, matrix = pair
-    close(type(structure).from_state(structure.state()).dense(), matrix)
-    assert structure.double().whiten(randn(2, SIZE).float()).dtype == torch.float64
+    precision, matrix = pair
+    close(precision.structure.restored(precision.state()).dense(), matrix)
+    assert precision.double().whiten(randn(2, SIZE).float()).dtype == torch.float64
 
 
 @pytest.mark.parametrize("name", [name for name in FACTORIES if name != "kronecker"])
-def test_from_ggn_is_the_dense_posterior_seen_through_the_structure(name):
+def test_posterior_precision_is_the_dense_posterior_seen_through_the_structure(name):
     """A structure keeps some entries of V⁻¹ + JᵀΛJ and drops the rest: what it keeps must be right."""
     case = problem("categorical", 5)
     network = Network(case.module, case.x)
@@ -120,23 +141,23 @@ def test_from_ggn_is_the_dense_posterior_seen_through_the_structure(name):
     root = case.likelihood.noise_precision_root(features.outputs(case.x), case.y)
     J, _, Lam = case.parts()
     matrix = torch.einsum("nkp,nkl,nlq->pq", J, Lam, J) + torch.diag(case.delta)
-    kind = Structure.kinds[name]
-    found = kind.from_ggn(Diagonal(case.delta), features, case.x, root).dense()
+    structure = Structure.kinds[name]()
+    found = structure.posterior_precision(DiagonalPrecision(case.delta), features, case.x, root).dense()
     kept = found != 0
     torch.testing.assert_close(found[kept], matrix[kept], rtol=1e-10, atol=1e-12)
     assert kept.diagonal().all()
-    assert bool(kept.all()) is kind.exact
+    assert bool(kept.all()) is structure.exact
 
 
 def test_dense_says_how_indefinite_it_is():
     matrix = torch.diag(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
     with pytest.raises(NotPositiveDefiniteError, match=r"3 × 3.*from -2 to 3.*Raise the prior precision"):
-        Dense(matrix).solve(torch.ones(3, 1, dtype=torch.float64))
+        DensePrecision(matrix).solve(torch.ones(3, 1, dtype=torch.float64))
 
 
 def test_diagonal_refuses_what_is_not_positive():
     with pytest.raises(NotPositiveDefiniteError, match="smallest entry is -1"):
-        Diagonal(torch.tensor([1.0, -1.0]))
+        DiagonalPrecision(torch.tensor([1.0, -1.0]))
 
 
 def test_covariance_of_brute_force():
@@ -146,4 +167,5 @@ def test_covariance_of_brute_force():
     _, covariance = brute_force.weight_posterior(J, r, Lam, case.weights, case.delta)
     features = LayerwiseFeatures(Network(case.module, case.x), case.x)
     root = torch.linalg.cholesky(Lam)
-    close(Dense.from_ggn(Diagonal(case.delta), features, case.x, root).covariance(), covariance)
+    found = Dense().posterior_precision(DiagonalPrecision(case.delta), features, case.x, root)
+    close(found.covariance(), covariance)

@@ -10,7 +10,7 @@ from torch import nn
 
 from dnn2gp.features import LayerwiseFeatures
 from dnn2gp.network import Network
-from dnn2gp.weights.structures import Diagonal
+from dnn2gp.weights.structures import DiagonalPrecision
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -106,7 +106,7 @@ name = sys.argv[5]
 module, x = networks[name]()
 first = x[:, :10] if name == "longer than the first" else x
 features = LayerwiseFeatures(Network(module, first), first, memory_budget=budget)
-unit = Diagonal(torch.ones(features.num_weights))
+unit = DiagonalPrecision(torch.ones(features.num_weights))
 root, columns = torch.randn(count, 10, 9), torch.randn(features.num_weights, 50)
 other = torch.randint(500, (count, 17)) if name == "words" else x[: count // 2]
 run = {
@@ -121,7 +121,7 @@ run = {
 }[work]
 warm, few = lenet(), torch.randn(4, 1, 28, 28)  # libraries and their buffers; the measured network is not tried yet
 LayerwiseFeatures(Network(warm, few), few).covariance(
-    few, Diagonal(torch.ones(sum(w.numel() for w in warm.parameters())))
+    few, DiagonalPrecision(torch.ones(sum(w.numel() for w in warm.parameters())))
 )
 gc.collect()
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dnn2gp.features import FactoredJacobian, LayerwiseFeatures
 from dnn2gp.network import Network
 from dnn2gp.support.errors import FallbackWarning, MemoryBudgetError
-from dnn2gp.weights.structures import Diagonal
+from dnn2gp.weights.structures import DiagonalPrecision
 
 from reference import brute_force
 
@@ -102,14 +102,14 @@ def explicit(module: nn.Module, inputs: Any) -> Tensor:
     return brute_force.jacobian(module, wide)
 
 
-def constant(features: LayerwiseFeatures) -> Diagonal:
+def constant(features: LayerwiseFeatures) -> DiagonalPrecision:
     """One precision for all weights."""
-    return Diagonal(torch.full((features.num_weights,), 2.5, dtype=features.anchor.dtype))
+    return DiagonalPrecision(torch.full((features.num_weights,), 2.5, dtype=features.anchor.dtype))
 
 
-def various(features: LayerwiseFeatures) -> Diagonal:
+def various(features: LayerwiseFeatures) -> DiagonalPrecision:
     """A precision for each weight."""
-    return Diagonal(randn(features.num_weights, seed=3).abs().add(0.5).to(features.anchor.dtype))
+    return DiagonalPrecision(randn(features.num_weights, seed=3).abs().add(0.5).to(features.anchor.dtype))
 
 
 def first(inputs: Any, count: int) -> Any:
@@ -139,12 +139,12 @@ def assert_products(features: LayerwiseFeatures, inputs: Any, J: Tensor) -> None
     close(FactoredJacobian(features, inputs, root, constant(features)).gram(), white @ white.T, tolerance)
 
 
-def kernel(J: Tensor, precision: Diagonal) -> Tensor:
+def kernel(J: Tensor, precision: DiagonalPrecision) -> Tensor:
     """J Σ Jᵀ, N × K × N × K."""
     return torch.einsum("nkp,p,mlp->nkml", J, precision.values.double().reciprocal(), J)
 
 
-def assert_kernels(features: LayerwiseFeatures, inputs: Any, J: Tensor, precision: Diagonal) -> None:
+def assert_kernels(features: LayerwiseFeatures, inputs: Any, J: Tensor, precision: DiagonalPrecision) -> None:
     """Kernels and covariances."""
     tolerance = TOLERANCE[features.anchor.dtype]
     full = kernel(J, precision)
@@ -155,7 +155,7 @@ def assert_kernels(features: LayerwiseFeatures, inputs: Any, J: Tensor, precisio
     close(features.covariance(inputs, precision), torch.einsum("nknl->nkl", full), tolerance)
 
 
-def assert_cross_kernels(features: LayerwiseFeatures, inputs: Any, J: Tensor, precision: Diagonal) -> None:
+def assert_cross_kernels(features: LayerwiseFeatures, inputs: Any, J: Tensor, precision: DiagonalPrecision) -> None:
     """Between some of the inputs and all."""
     full = kernel(J, precision)[:2]
     close(features.kernel_full(first(inputs, 2), precision, inputs), full)

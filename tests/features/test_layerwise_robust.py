@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from dnn2gp.features import LayerwiseFeatures
 from dnn2gp.network import Network
 from dnn2gp.support.errors import NetworkError
-from dnn2gp.weights.structures import Diagonal
+from dnn2gp.weights.structures import DiagonalPrecision
 
 from robust.support import untouched
 
@@ -265,7 +265,7 @@ def refuses_or_is_right(module: nn.Module, first: Tensor, then: Tensor) -> None:
     try:
         features = engine(module, first)
         found = features.jacobian(then)
-        trace = features.kernel_trace(then, Diagonal(torch.ones(J.shape[2], dtype=J.dtype)))
+        trace = features.kernel_trace(then, DiagonalPrecision(torch.ones(J.shape[2], dtype=J.dtype)))
     except NetworkError as error:
         refused = str(error)
     if refused is None:

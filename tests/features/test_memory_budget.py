@@ -15,7 +15,7 @@ from dnn2gp.features import JacobianFeatures, LayerwiseFeatures
 from dnn2gp.features.budget.peak import _watched
 from dnn2gp.network import Network
 from dnn2gp.support.errors import InputError, MemoryBudgetError
-from dnn2gp.weights.structures import Diagonal
+from dnn2gp.weights.structures import DiagonalPrecision
 
 PROCESS = Path(__file__).parent / "process_memory.py"
 
@@ -139,7 +139,7 @@ def test_more_rows_than_are_tried(budget):
 def test_one_delta_a_layer_and_one_a_weight_are_measured_apart(features):
     engine, x = features
     for values in (torch.ones(engine.num_weights), torch.arange(1.0, engine.num_weights + 1)):
-        engine.kernel_trace(x, Diagonal(values))
-    needs = [need(20) for key, need in engine._needs.items() if key[2] == "J Σ^½" and Diagonal in key[3]]
+        engine.kernel_trace(x, DiagonalPrecision(values))
+    needs = [need(20) for key, need in engine._needs.items() if key[2] == "J Σ^½" and DiagonalPrecision in key[3]]
     assert len(needs) == 2
     assert needs[1] > 2 * needs[0]

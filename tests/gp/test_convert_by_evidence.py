@@ -112,7 +112,7 @@ def test_either_space_is_tuned_to_the_same(choice):
 
 
 @quiet
-@pytest.mark.parametrize("choice", [{"structure": Diagonal}, {"structure": Kronecker}, {"subset": "last layer"}])
+@pytest.mark.parametrize("choice", [{"structure": Diagonal()}, {"structure": Kronecker()}, {"subset": "last layer"}])
 def test_structures_and_subsets_have_their_own_best(choice):
     x, y = sine()
     network = trained(x, y)

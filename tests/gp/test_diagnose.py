@@ -129,7 +129,7 @@ def test_gradient_features_move_the_outputs_of_the_network():
 def test_a_diagonal_posterior_is_not_excused():
     case = problem("gaussian", 30)
     data = (case.x, case.y + 10)
-    report = diagnose(convert(case.module, data, case.likelihood, case.delta, structure=Diagonal))
+    report = diagnose(convert(case.module, data, case.likelihood, case.delta, structure=Diagonal()))
     assert not report.exact
     assert report.verdict == "bad"
     assert "[bad] gradient of the loss" in str(report)

@@ -32,8 +32,8 @@ NETWORKS = {
 SETTINGS = {
     "weight space": {"inference": WeightSpace},
     "function space": {"inference": FunctionSpace},
-    "kronecker": {"structure": Kronecker},
-    "diagonal": {"structure": Diagonal},
+    "kronecker": {"structure": Kronecker()},
+    "diagonal": {"structure": Diagonal()},
     "general engine": {"features": JacobianFeatures, "inference": FunctionSpace},
 }
 

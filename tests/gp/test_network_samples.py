@@ -14,7 +14,7 @@ from problems import functional, problem
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 
 
-@pytest.mark.parametrize("structure", [Dense, Diagonal])
+@pytest.mark.parametrize("structure", [Dense(), Diagonal()])
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
 def test_moments_over_sampled_networks(kind, structure):
     case = problem(kind, 8, 3)

@@ -23,12 +23,12 @@ from problems import problem
 from reference import brute_force
 
 ROWS = {
-    VON: ("exact Hessian", Dense, False),
-    ON: ("exact Hessian", Dense, True),
-    VOGGN: ("Gauss-Newton", Dense, False),
-    OGGN: ("Gauss-Newton", Dense, True),
-    VOGN: ("empirical Fisher", Diagonal, False),
-    OGN: ("empirical Fisher", Diagonal, True),
+    VON: ("exact Hessian", Dense(), False),
+    ON: ("exact Hessian", Dense(), True),
+    VOGGN: ("Gauss-Newton", Dense(), False),
+    OGGN: ("Gauss-Newton", Dense(), True),
+    VOGN: ("empirical Fisher", Diagonal(), False),
+    OGN: ("empirical Fisher", Diagonal(), True),
 }
 
 

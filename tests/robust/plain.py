@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dnn2gp import VOGN, Diagonal, FunctionSpace, GaussianLikelihood, convert, load, tune
+from dnn2gp import VOGN, Diagonal, FunctionSpace, GaussianLikelihood, Kronecker, convert, load, tune
 from dnn2gp.features import NetworkFeatures
+from dnn2gp.weights import DiagonalPrecision
 
 from robust.support import CHECKED, DELTA, NOISE, mlp, regression, untouched
 
@@ -83,7 +84,8 @@ CASES = {
     "prior: string in a mapping": lambda: attempt(prior_precision={"0": 1.0, "2": "x"}),
     "prior: none in a mapping": lambda: attempt(prior_precision={"0": 1.0, "2": None}),
     "structure: string": lambda: attempt(structure="diagonal"),
-    "structure: instance": lambda: attempt(structure=Diagonal(torch.ones(3))),
+    "structure: matrix": lambda: attempt(structure=DiagonalPrecision(torch.ones(3))),
+    "structure: class": lambda: attempt(structure=Kronecker),
     "structure: inference": lambda: attempt(structure=FunctionSpace),
     "inference: string": lambda: attempt(inference="function space"),
     "inference: structure": lambda: attempt(inference=Diagonal),

@@ -21,7 +21,6 @@ from dnn2gp import (
     BernoulliLikelihood,
     CategoricalLikelihood,
     CustomLikelihood,
-    Dense,
     Diagonal,
     FunctionSpace,
     GaussianLikelihood,
@@ -33,7 +32,7 @@ from dnn2gp import (
 )
 from dnn2gp.inference import function_space
 from dnn2gp.support.errors import FileFormatError, InputError, NetworkError
-from dnn2gp.weights import Expansion
+from dnn2gp.weights import DensePrecision, DiagonalPrecision, Expansion
 
 from robust.support import DELTA, NOISE, mlp, regression, untouched
 
@@ -73,7 +72,7 @@ def unchanged(gp, loaded, x) -> None:
 SETTINGS = {
     "weight space": {"inference": WeightSpace},
     "function space": {"inference": FunctionSpace},
-    "diagonal": {"structure": Diagonal},
+    "diagonal": {"structure": Diagonal()},
     "gradient features": {"expansion": Expansion.empirical_fisher, "inference": WeightSpace},
     "gradient features, function space": {"expansion": Expansion.empirical_fisher, "inference": FunctionSpace},
 }
@@ -429,8 +428,8 @@ def test_the_loaded_gp_owns_its_weights(saved) -> None:
             parameter.zero_()
     saved.unlink()
     assert torch.equal(loaded.predict(x).variance, expected.variance)
-    assert isinstance(copy.copy(loaded).model.prior.precision, Diagonal)
-    assert isinstance(loaded.posterior.precision, Dense)
+    assert isinstance(copy.copy(loaded).model.prior.precision, DiagonalPrecision)
+    assert isinstance(loaded.posterior.precision, DensePrecision)
 
 
 def test_a_likelihood_of_another_kind_is_refused(path) -> None:

@@ -48,7 +48,7 @@ def test_one_example_too_large(expand) -> None:
             match=r"examples at a time, .*needs [0-9.]+ k?B, more than.*freeze layers.*raise memory_budget",
         ),
     ):
-        convert(module, regression(), NOISE, DELTA, structure=Diagonal, memory_budget=500, expansion=expand)
+        convert(module, regression(), NOISE, DELTA, structure=Diagonal(), memory_budget=500, expansion=expand)
 
 
 def test_weights_too_many_to_square() -> None:
@@ -62,7 +62,7 @@ def test_weights_too_many_to_square() -> None:
         convert(module, (x, y), NOISE, DELTA, inference=WeightSpace)
 
 
-@pytest.mark.parametrize("structure", [Dense, Diagonal])
+@pytest.mark.parametrize("structure", [Dense(), Diagonal()])
 @pytest.mark.parametrize("budget", [16_300, 17_500])
 def test_a_small_budget_changes_no_result(structure, budget: int) -> None:
     module, (x, y) = mlp(), regression(40)

@@ -85,7 +85,7 @@ def test_with_another_kind_of_likelihood_the_evidence_is_laplaces():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"structure": Diagonal}, "needs an exact posterior; this one is diagonal"),
+        ({"structure": Diagonal()}, "needs an exact posterior; this one is diagonal"),
         ({"expansion": Expansion.empirical_fisher}, "this GP has gradient features"),
     ],
 )

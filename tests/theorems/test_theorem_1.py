@@ -88,10 +88,10 @@ def test_a_diagonal_posterior_stays_at_the_network_and_warns_as_an_exact_one_doe
     """Eq. (4): its mean is the anchor; a gradient is not excused by a step that is not taken."""
     case = problem(kind)
     with pytest.warns(NotAMinimumWarning, match="not a minimum"):
-        gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, structure=Diagonal)
+        gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, structure=Diagonal())
     J, _, Lam = case.parts()
     precision = (torch.einsum("nkp,nkl,nlq->pq", J, Lam, J) + torch.diag(case.delta)).diagonal()
-    for mean in (gp.inference.mean, gp.posterior.mean, gp.model.posterior(Diagonal).mean):
+    for mean in (gp.inference.mean, gp.posterior.mean, gp.model.posterior(Diagonal()).mean):
         assert torch.equal(mean, case.weights)
     torch.testing.assert_close(gp.posterior.variances(), 1 / precision, rtol=1e-10, atol=0)
     gradient = torch.func.grad(case.total_loss)(case.weights)

@@ -16,7 +16,7 @@ from dnn2gp.weights import OnlineNewton
 from dnn2gp.weights.curvature import EmpiricalFisher, GaussNewton
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.online_newton import State
-from dnn2gp.weights.structures import Dense
+from dnn2gp.weights.structures import Dense, DensePrecision
 
 from problems import Problem, problem
 from reference import brute_force
@@ -30,7 +30,7 @@ METHODS = {"OGGN": 0, "VOGGN, S = 1": 1, "VOGGN, S = 3": 3}
 def method(case: Problem, num_samples: int, curvature=GAUSS_NEWTON, num_data: int | None = None) -> OnlineNewton:
     features = LayerwiseFeatures(Network(case.module, case.x), case.x)
     count = len(case.x) if num_data is None else num_data
-    return OnlineNewton(features, case.likelihood, count, case.delta, curvature, Dense, num_samples)
+    return OnlineNewton(features, case.likelihood, count, case.delta, curvature, Dense(), num_samples)
 
 
 def some_state(case: Problem, seed: int = 5) -> State:
@@ -38,7 +38,7 @@ def some_state(case: Problem, seed: int = 5) -> State:
     generator = torch.Generator().manual_seed(seed)
     root = torch.randn(len(case.weights), len(case.weights) + 3, generator=generator, dtype=torch.float64)
     precision = root @ root.T + 5 * torch.eye(len(case.weights), dtype=torch.float64)
-    return State(case.weights, Dense(precision), torch.zeros_like(case.weights))
+    return State(case.weights, DensePrecision(precision), torch.zeros_like(case.weights))
 
 
 def parts_at(case: Problem, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:

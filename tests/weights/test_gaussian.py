@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from dnn2gp import Dense, Diagonal
 from dnn2gp.support.errors import InputError
-from dnn2gp.weights import Gaussian
+from dnn2gp.weights import DensePrecision, DiagonalPrecision, Gaussian
 
 SIZE = 5
 
@@ -18,13 +17,13 @@ def make(kind, seed):
     root = torch.randn(SIZE, SIZE, generator=generator, dtype=torch.float64)
     matrix = root @ root.T + torch.eye(SIZE, dtype=torch.float64)
     mean = torch.randn(SIZE, generator=generator, dtype=torch.float64)
-    if kind is Diagonal:
+    if kind is DiagonalPrecision:
         matrix = torch.diag(matrix.diagonal())
-        return Gaussian(mean, Diagonal(matrix.diagonal())), MultivariateNormal(mean, precision_matrix=matrix)
-    return Gaussian(mean, Dense(matrix)), MultivariateNormal(mean, precision_matrix=matrix)
+        return Gaussian(mean, DiagonalPrecision(matrix.diagonal())), MultivariateNormal(mean, precision_matrix=matrix)
+    return Gaussian(mean, DensePrecision(matrix)), MultivariateNormal(mean, precision_matrix=matrix)
 
 
-KINDS = pytest.mark.parametrize("kind", [Dense, Diagonal])
+KINDS = pytest.mark.parametrize("kind", [DensePrecision, DiagonalPrecision])
 
 
 @KINDS
@@ -39,7 +38,7 @@ def test_density_and_moments(kind):
 
 
 @KINDS
-@pytest.mark.parametrize("other", [Dense, Diagonal])
+@pytest.mark.parametrize("other", [DensePrecision, DiagonalPrecision])
 def test_kl(kind, other):
     (a, peer_a), (b, peer_b) = make(kind, 0), make(other, 1)
     torch.testing.assert_close(a.kl(b), kl_divergence(peer_a, peer_b), rtol=1e-11, atol=0)
@@ -69,4 +68,4 @@ def test_the_prior_has_mean_zero():
 
 def test_sizes_must_agree():
     with pytest.raises(InputError, match="mean of 3 weights but a precision of 2"):
-        Gaussian(torch.zeros(3), Diagonal(torch.ones(2)))
+        Gaussian(torch.zeros(3), DiagonalPrecision(torch.ones(2)))

@@ -10,7 +10,7 @@ from dnn2gp import CategoricalLikelihood, GaussianLikelihood, convert
 from dnn2gp.features import JacobianFeatures
 from dnn2gp.inference import WeightSpace
 from dnn2gp.support.errors import InputError
-from dnn2gp.weights.structures import Dense, Diagonal, Kronecker
+from dnn2gp.weights.structures import Dense, DiagonalPrecision, Kronecker
 
 from reference import brute_force
 
@@ -66,7 +66,7 @@ def dense_twin(pairs):
 def mlp():
     module = network(lambda: nn.Linear(3, 4), nn.Tanh, lambda: nn.Linear(4, 3))
     x, y = randn(N, 3), torch.arange(N) % 3
-    gp = convert(module, (x, y), CategoricalLikelihood(), DELTA, structure=Kronecker)
+    gp = convert(module, (x, y), CategoricalLikelihood(), DELTA, structure=Kronecker())
     root = gp.model.expansion.root
     return module, x, gp, dense_twin(factors_by_hand(module, x, root))
 
@@ -92,7 +92,7 @@ def test_predictive_variance_and_evidence_are_those_of_the_dense_twin(mlp):
 
 def test_delta_moves_without_a_new_decomposition(mlp):
     _, _, gp, twin = mlp
-    moved = gp.posterior.precision.with_prior(Diagonal(torch.full((len(twin),), 3.0, dtype=torch.float64)))
+    moved = gp.posterior.precision.with_prior(DiagonalPrecision(torch.full((len(twin),), 3.0, dtype=torch.float64)))
     close(moved.dense(), twin + (3.0 - DELTA) * torch.eye(len(twin), dtype=torch.float64))
     assert moved.blocks[0].input_vectors is gp.posterior.precision.blocks[0].input_vectors
 
@@ -101,8 +101,8 @@ def test_exact_for_one_example():
     """One example at one position: its GGN is (a aᵀ) ⊗ (Σ g gᵀ) within each layer; with one layer, all of it."""
     module, x = network(lambda: nn.Linear(3, 4)), randn(1, 3)
     settings = {"likelihood": CategoricalLikelihood(), "prior_precision": DELTA}
-    kfac = convert(module, (x, torch.tensor([2])), structure=Kronecker, **settings)
-    dense = convert(module, (x, torch.tensor([2])), structure=Dense, inference=WeightSpace, **settings)
+    kfac = convert(module, (x, torch.tensor([2])), structure=Kronecker(), **settings)
+    dense = convert(module, (x, torch.tensor([2])), structure=Dense(), inference=WeightSpace, **settings)
     close(kfac.posterior.precision.dense(), dense.posterior.precision.dense())
 
 
@@ -110,7 +110,7 @@ def test_exact_for_linear_regression():
     """Output gradients that do not change with the example: G is one matrix, and Σ a aᵀ ⊗ G is the whole GGN."""
     module, x, y = network(lambda: nn.Linear(3, 2)), randn(N, 3), randn(N, 2, seed=1)
     likelihood = GaussianLikelihood(torch.tensor([0.3, 0.7], dtype=torch.float64))
-    kfac = convert(module, (x, y), likelihood, DELTA, structure=Kronecker)
+    kfac = convert(module, (x, y), likelihood, DELTA, structure=Kronecker())
     dense = convert(module, (x, y), likelihood, DELTA, inference=WeightSpace)
     close(kfac.posterior.precision.dense(), dense.posterior.precision.dense())
     close(kfac.predict(x).variance, dense.predict(x).variance)
@@ -119,7 +119,7 @@ def test_exact_for_linear_regression():
 def test_exact_for_convolution_at_one_position():
     module = network(lambda: nn.Conv2d(2, 3, 3), nn.Flatten)
     x, y = randn(N, 2, 3, 3), randn(N, 3, seed=1)
-    kfac = convert(module, (x, y), GaussianLikelihood(0.5), DELTA, structure=Kronecker)
+    kfac = convert(module, (x, y), GaussianLikelihood(0.5), DELTA, structure=Kronecker())
     dense = convert(module, (x, y), GaussianLikelihood(0.5), DELTA, inference=WeightSpace)
     close(kfac.posterior.precision.dense(), dense.posterior.precision.dense())
 
@@ -128,7 +128,7 @@ def test_positions_are_averaged_as_in_kfac_expand():
     """A convolution at L positions: A = Σ_nl a aᵀ, G = Σ_nl g gᵀ / (N L), from patches cut by hand."""
     module = network(lambda: nn.Conv1d(1, 2, 2, bias=False), nn.Tanh, nn.Flatten)
     x = randn(N, 1, 4)
-    gp = convert(module, (x, randn(N, 6, seed=1)), GaussianLikelihood(1.0), DELTA, structure=Kronecker)
+    gp = convert(module, (x, randn(N, 6, seed=1)), GaussianLikelihood(1.0), DELTA, structure=Kronecker())
     patches = torch.stack([x[:, 0, l : l + 2] for l in range(3)], 1)  # N L i
     z = torch.einsum("nli,oi->nol", patches, module[0].weight[:, 0])
     slope = (1 - torch.tanh(z) ** 2).detach()  # ∂f_{ol}/∂z_{ol}; all else is zero
@@ -152,7 +152,7 @@ def test_normalisation_and_embedding_blocks():
         torch.manual_seed(0)
         module = Net().double()
     t = torch.tensor([[0], [2], [2], [1], [0], [2]])
-    gp = convert(module, (t, randn(N, 3)), GaussianLikelihood(1.0), DELTA, structure=Kronecker)
+    gp = convert(module, (t, randn(N, 3)), GaussianLikelihood(1.0), DELTA, structure=Kronecker())
     exact = convert(module, (t, randn(N, 3)), GaussianLikelihood(1.0), DELTA, inference=WeightSpace)
     found, full = gp.posterior.precision.dense(), exact.posterior.precision.dense()
     close(found[12:, 12:], full[12:, 12:])
@@ -167,11 +167,11 @@ def test_normalisation_and_embedding_blocks():
 def test_refusals():
     module, x, y = network(lambda: nn.Linear(3, 4), nn.Tanh, lambda: nn.Linear(4, 2)), randn(N, 3), randn(N, 2)
     delta = torch.linspace(1, 2, sum(p.numel() for p in module.parameters()), dtype=torch.float64)
-    with pytest.raises(InputError, match="one prior precision a layer"):
-        convert(module, (x, y), GaussianLikelihood(1.0), delta, structure=Kronecker)
+    with pytest.raises(InputError, match=r"prior_precision: .*Kronecker"):
+        convert(module, (x, y), GaussianLikelihood(1.0), delta, structure=Kronecker())
     with pytest.raises(InputError, match="LayerwiseFeatures"):
-        convert(module, (x, y), GaussianLikelihood(1.0), 1.0, structure=Kronecker, features=JacobianFeatures)
-    per_layer = convert(module, (x, y), GaussianLikelihood(1.0), {"0": 1.0, "2": 3.0}, structure=Kronecker)
+        convert(module, (x, y), GaussianLikelihood(1.0), 1.0, structure=Kronecker(), features=JacobianFeatures)
+    per_layer = convert(module, (x, y), GaussianLikelihood(1.0), {"0": 1.0, "2": 3.0}, structure=Kronecker())
     assert per_layer.posterior.precision.diagonal().min() >= 1.0
 
 

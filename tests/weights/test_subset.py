@@ -49,7 +49,7 @@ def same(gp, other, x):
     assert gp.network.layout.names == other.network.layout.names
 
 
-@pytest.mark.parametrize("structure", [Dense, BlockDiagonal, Kronecker, Diagonal])
+@pytest.mark.parametrize("structure", [Dense(), BlockDiagonal(), Kronecker(), Diagonal()])
 def test_last_layer_is_the_network_with_all_else_frozen(problem, structure):
     module, x, y = problem
     with untouched(module):
@@ -74,7 +74,7 @@ def test_structures_agree_where_they_are_exact(problem):
     module, x, y = problem
     gps = [
         convert(module, (x, y), GaussianLikelihood(0.5), 2.0, subset="last layer", structure=structure)
-        for structure in (Dense, BlockDiagonal, Kronecker)
+        for structure in (Dense(), BlockDiagonal(), Kronecker())
     ]
     for gp in gps[1:]:
         torch.testing.assert_close(gp.predict(x).epistemic, gps[0].predict(x).epistemic, rtol=1e-10, atol=0)
@@ -83,7 +83,7 @@ def test_structures_agree_where_they_are_exact(problem):
 
 def test_saved_and_loaded(problem, tmp_path):
     module, x, y = problem
-    for structure in (Dense, BlockDiagonal, Kronecker):
+    for structure in (Dense(), BlockDiagonal(), Kronecker()):
         gp = convert(module, (x, y), GaussianLikelihood(0.5), 2.0, subset="body.2", structure=structure)
         save(gp, tmp_path / "gp.safetensors")
         same(gp, load(tmp_path / "gp.safetensors", Backwards().double()), x)

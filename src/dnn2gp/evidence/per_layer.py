@@ -32,7 +32,7 @@ from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import require
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.linalg import cholesky
-from dnn2gp.weights.structures import Diagonal
+from dnn2gp.weights.structures import DiagonalPrecision
 
 _KNOB = "Raise the prior precision δ or the noise σ, or use float64."
 
@@ -147,7 +147,12 @@ class _FunctionSide(_Space):
             own = features.restricted([layout.names[position] for position in members], expansion.inputs)
             values = torch.cat([precision[layout.ranges[name]] for name in own.network.layout.names])
             rows = FactoredJacobian(
-                own, expansion.inputs, expansion.root, Diagonal(values), torch.float64, reserve=3 * 8 * count**2
+                own,
+                expansion.inputs,
+                expansion.root,
+                DiagonalPrecision(values),
+                torch.float64,
+                reserve=3 * 8 * count**2,
             )
             kernels.append(rows.gram())
         outputs = torch.zeros(count, dtype=torch.float64, device=precision.device)

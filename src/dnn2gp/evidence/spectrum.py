@@ -76,7 +76,7 @@ class Spectrum(EvidenceFunction):
         return (self.eigenvalues / (self.eigenvalues + precision_scale * noise_scale**2)).sum().item()
 
     @staticmethod
-    def of(model: LinearModel, structure: type[Structure] = Dense, *, at_weights: bool = False) -> Spectrum:
+    def of(model: LinearModel, structure: Structure = Dense(), *, at_weights: bool = False) -> Spectrum:
         """That of a linear model with a diagonal prior of mean zero: exact if dense, else a structure's evidence.
 
         `at_weights`: for a Gaussian likelihood too the Laplace evidence, with the weights where they are, instead of
@@ -84,7 +84,7 @@ class Spectrum(EvidenceFunction):
         """
         expansion = check_plain_prior(model)
         penalty = model.prior.squared_distance(expansion.anchor).item()
-        if structure is not Dense:
+        if structure != Dense():
             values = structure.ggn_eigenvalues(
                 model.prior.precision, expansion.features, expansion.inputs, expansion.root
             )

@@ -22,7 +22,7 @@ from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.network.layout import Layout
 from dnn2gp.support.errors import InputError
 from dnn2gp.weights.expansion import Expansion
-from dnn2gp.weights.structures import Diagonal
+from dnn2gp.weights.structures import DiagonalPrecision
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def evidence_gradient(inference: Inference, likelihood: Likelihood, layout: Layo
     ∂/∂λ   = ½ [ 1/λ − (ỹ − Jμ)² − (J Σ̃ Jᵀ) ] for each datum and output, λ = σ⁻².
     """
     prior = inference.model.prior
-    if not isinstance(prior.precision, Diagonal):
+    if not isinstance(prior.precision, DiagonalPrecision):
         raise InputError("The gradient with respect to δ is defined for a diagonal prior; this one is not.")
     quadratic = inference.model.expansion.quadratic
     mean = inference.model.expansion.anchor.double() - (inference.step if quadratic else 0.0)

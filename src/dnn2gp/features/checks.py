@@ -37,7 +37,7 @@ def check_precision(precision: object) -> None:
     """A covariance of the weights, known by a precision."""
     if not isinstance(precision, Whitener):
         raise InputError(
-            "precision: expected the precision of the weights, such as Diagonal(torch.full((P,), δ)); "
+            "precision: expected the precision of the weights, such as DiagonalPrecision(torch.full((P,), δ)); "
             f"got {_described(precision)}."
         )
 

@@ -49,7 +49,7 @@ def tune_model(
     prior_precision: PriorPrecision | str,
     targets: Tensor,
     layout: Layout,
-    structure: type[Structure],
+    structure: Structure,
 ) -> Tuned | None:
     """δ and an open σ of the largest evidence at these weights; None if both are given. One that is given stays."""
     if isinstance(prior_precision, str) and prior_precision != EVIDENCE:

@@ -30,7 +30,6 @@ _MINIMUM = 0.05
 # A Gauss-Newton step that moves no output by more than this many posterior standard deviations does not matter.
 _NOTICEABLE = 0.5
 _EXAMPLES: dict[type, str] = {
-    Structure: "Dense, BlockDiagonal, Kronecker or Diagonal",
     Inference: "WeightSpace or FunctionSpace",
 }
 
@@ -42,7 +41,7 @@ def convert(
     prior_precision: PriorPrecision | str = EVIDENCE,
     *,
     subset: Subset | None = None,
-    structure: type[Structure] = Dense,
+    structure: Structure = Dense(),
     inference: type[Inference] | None = None,
     features: Callable[..., NetworkFeatures] = LayerwiseFeatures,
     expansion: Callable[..., Expansion] = Expansion.gauss_newton,
@@ -59,7 +58,7 @@ def convert(
                      (see precision_from_weight_decay for networks trained on the mean loss); "evidence", the default,
                      takes the one δ of the largest evidence at these weights, and `gp.tuning` keeps the curve
     subset           the layers that get a posterior, the others fixed: "last layer", names of modules, or modules
-    structure        Dense is exact; BlockDiagonal, Kronecker and Diagonal are cheaper and far from it
+    structure        Dense() is exact; BlockDiagonal(), Kronecker() and Diagonal() are cheaper and far from exact
     inference        WeightSpace or FunctionSpace; by default the smaller of the two, which agree
     features         the engine for Jacobian products: LayerwiseFeatures, or JacobianFeatures (torch.func), which agree
     expansion        Expansion.gauss_newton, or Expansion.empirical_fisher for gradient features
@@ -72,7 +71,7 @@ def convert(
             f"CategoricalLikelihood(); got {likelihood!r}."
         )
     likelihood = likelihood.detached()
-    _check_class("structure", structure, Structure)
+    structure = Structure.checked("structure", structure)
     _check_class("inference", inference or WeightSpace, Inference)
     if not callable(features):
         raise InputError(f"features: expected an engine such as LayerwiseFeatures; got {features!r}.")
@@ -119,17 +118,17 @@ def convert_step(
     """
     _check_class("inference", inference or WeightSpace, Inference)
     model = LinearModel.from_step(state, info, beta)  # (A), (B): Theorem 2
-    posterior = _infer(model, Dense, inference)  # (C)
+    posterior = _infer(model, Dense(), inference)  # (C)
     features = model.expansion.features
     assert isinstance(features, NetworkFeatures | StackedFeatures)
     return GaussianProcess(features, posterior, info.method.likelihood)
 
 
-def _infer(model: LinearModel, structure: type[Structure], inference: type[Inference] | None) -> Inference:
-    if structure is not Dense:
+def _infer(model: LinearModel, structure: Structure, inference: type[Inference] | None) -> Inference:
+    if structure != Dense():
         if inference not in (None, WeightSpace):
             raise InputError(
-                f"structure={structure.__name__} approximates the weight posterior: use inference=WeightSpace with it."
+                f"structure={structure!r} approximates the weight posterior: use inference=WeightSpace with it."
             )
         return WeightSpace(model, structure)
     return (inference or choose_space(model))(model)

@@ -111,7 +111,7 @@ class Diagnosis:
                 "the structure is not exact, so the GP's mean stays at the network, minimum or not, and its variances "
                 "may be far from those of the exact GP."
             )
-            remedy = "Compare with structure=Dense on a part of the data, if that fits."
+            remedy = "Compare with structure=Dense() on a part of the data, if that fits."
             return Finding("one Gauss-Newton step to the GP's mean", "not taken", _CAUTION, reading, remedy)
         return Finding(
             "one Gauss-Newton step to the GP's mean",

@@ -154,7 +154,7 @@ class GaussianProcess:
         if not self.inference.exact:
             raise InputError(
                 f"Conditioning needs an exact posterior; this one is {self.inference.structure}, and new targets would "
-                "not move its mean. Convert with structure=Dense."
+                "not move its mean. Convert with structure=Dense()."
             )
         if self.model.expansion.features is not self.features:
             raise InputError("Conditioning is defined for Gauss-Newton features; this GP has gradient features.")
@@ -201,12 +201,12 @@ class GaussianProcess:
         """
         if not per_layer and not per_output:
             exact = not isinstance(self.inference, WeightSpace) or self.inference.exact
-            structure = Dense if exact else Structure.kinds[self.inference.structure]
+            structure = Dense() if exact else Structure.kinds[self.inference.structure]()
             return Spectrum.of(self.model, structure, at_weights=at_weights)
         if not self.inference.exact:
             raise InputError(
-                "A δ for each layer, or a σ for each output, is tuned with the exact posterior (structure=Dense); this "
-                f"one is {self.inference.structure}."
+                "One δ per layer, or one σ per output, is tuned with the exact posterior (structure=Dense()); "
+                f"this one is {self.inference.structure}."
             )
         layout = self.network.layout
         return LayerEvidence(self.model, layout, per_layer=per_layer, per_output=per_output, at_weights=at_weights)

@@ -69,7 +69,7 @@ def sample_network(
 ) -> SampledPredictive:
     """f_{w_s}(x) for w_s ~ `posterior`, by default that of the GP; `likelihood` gives the noise at x if it differs.
 
-    The paper's DNN-Laplace has a diagonal one: posterior = laplace(gp.model.expansion, gp.prior, Diagonal).
+    The paper's DNN-Laplace has a diagonal one: posterior = laplace(gp.model.expansion, gp.prior, Diagonal()).
     """
     check_count(num_samples)
     draw = gp.inference.sample_weights if posterior is None else posterior.sample

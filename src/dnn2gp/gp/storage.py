@@ -79,7 +79,7 @@ def load(
     expansion = _expansion(header, file.part("expansion"), own, inputs)
     expansion = expansion.anchored(step["anchor"]) if of_step else expansion
     prior = file.part("prior")
-    known = Gaussian(prior["mean"], Structure.kinds[header["prior"]].from_state(prior))
+    known = Gaussian(prior["mean"], Structure.kinds[header["prior"]]().restored(prior))
     model = LinearModel(expansion, known, of_step=of_step)
     inference = Inference.kinds[header["inference"]].restored(model, header["structure"], file.part("inference"))
     tuning = header.get("tuning")
@@ -106,7 +106,7 @@ def _pack(gp: GaussianProcess) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "inputs": _form(features.form if isinstance(features, GradientFeatures) else expansion.inputs),
         "features": "gradient" if gradient else "step" if gp.model.of_step else "jacobian",
         "quadratic": expansion.quadratic,
-        "prior": prior.precision.name,
+        "prior": prior.precision.structure.name,
         "inference": gp.inference.name,
         "structure": gp.inference.structure,
         "tuning": None if gp.tuning is None else gp.tuning.state(),

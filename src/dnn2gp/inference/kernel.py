@@ -14,7 +14,7 @@ from dnn2gp.features import AveragedFeatures, LayerwiseFeatures, NetworkFeatures
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, check_inputs
 from dnn2gp.support.errors import InputError
-from dnn2gp.weights.structures import Diagonal, Structure
+from dnn2gp.weights.structures import DiagonalPrecision, Precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class Kernel:
     """κ(x, x') = φ(x)ᵀ V φ(x'), a K × K matrix for each pair of inputs, with V⁻¹ the `precision` of the weights."""
 
     features: NetworkFeatures | StackedFeatures | AveragedFeatures
-    precision: Structure
+    precision: Precision
 
     @staticmethod
     def neural_tangent(
@@ -34,11 +34,11 @@ class Kernel:
         """J(x) J(x')ᵀ at the present weights: the kernel of Eq. (9) at δ = 1. `inputs` are a few examples."""
         function = Network(network, check_inputs(inputs))
         engine = features(function, function.check_inputs(inputs), memory_budget=memory_budget)
-        return Kernel(engine, Diagonal(torch.ones_like(function.weights)))
+        return Kernel(engine, DiagonalPrecision(torch.ones_like(function.weights)))
 
     def __repr__(self) -> str:
         """Of which features, with which precision."""
-        return f"Kernel({self.features!r}, {type(self.precision).__name__} precision)"
+        return f"Kernel({self.features!r}, {self.precision.structure.name} precision)"
 
     def full(
         self, inputs: Inputs, other: Inputs | None = None, *, out: str | Path | None = None

@@ -109,14 +109,16 @@ class LinearModel:
         gap = (self.expansion.anchor.double() - self.prior.mean.double())[:, None]
         return self.expansion.gradient().double() + self.prior.precision.matmul(gap)[:, 0]
 
-    def posterior(self, structure: type[Structure] = Dense) -> Gaussian:
+    def posterior(self, structure: Structure = Dense()) -> Gaussian:
         """p(w | D̃) = N(w | w − Σ̃ ∇ℓ̄(w), Σ̃): for any anchor w, one Gauss-Newton step away from it.
 
         In a structure that is not exact the mean stays at the anchor, as in Eq. (4).
         """
         expansion = self.expansion
-        precision = structure.from_ggn(self.prior.precision, expansion.features, expansion.inputs, expansion.root)
-        if not precision.exact:
+        precision = Structure.checked("structure", structure).posterior_precision(
+            self.prior.precision, expansion.features, expansion.inputs, expansion.root
+        )
+        if not structure.exact:
             return Gaussian(expansion.anchor, precision)
         step = precision.solve(self.gradient[:, None])[:, 0]
         return Gaussian((expansion.anchor.double() - step).to(expansion.anchor.dtype), precision)

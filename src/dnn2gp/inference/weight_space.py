@@ -15,7 +15,7 @@ from dnn2gp.inference.linear_model import LinearModel
 from dnn2gp.network.inputs import Inputs
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
-from dnn2gp.weights.structures import Dense, Structure
+from dnn2gp.weights.structures import Dense, Precision, Structure
 
 
 @final
@@ -24,14 +24,14 @@ class WeightSpace(Inference):
 
     name = "weight space"
 
-    def __init__(
-        self, model: LinearModel, structure: type[Structure] = Dense, precision: Structure | None = None
-    ) -> None:
+    def __init__(self, model: LinearModel, structure: Structure = Dense(), precision: Precision | None = None) -> None:
         """Form the precision of the posterior, unless it is given."""
         self.model = model
         if precision is None:
             expansion = model.expansion
-            precision = structure.from_ggn(model.prior.precision, expansion.features, expansion.inputs, expansion.root)
+            precision = structure.posterior_precision(
+                model.prior.precision, expansion.features, expansion.inputs, expansion.root
+            )
         self.precision = precision
 
     @classmethod
@@ -44,7 +44,7 @@ class WeightSpace(Inference):
     def step(self) -> Float[Tensor, " P"]:
         """Σ̃ ∇ℓ̄(w); zero for an approximate structure, whose mean stays at the anchor as in Eq. (4)."""
         gradient = self.model.gradient[:, None]
-        return (self.covariance_matmul(gradient) if self.precision.exact else torch.zeros_like(gradient))[:, 0]
+        return (self.covariance_matmul(gradient) if self.exact else torch.zeros_like(gradient))[:, 0]
 
     def covariance_matmul(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
         """Σ̃ v."""
@@ -72,7 +72,9 @@ class WeightSpace(Inference):
 
     def conditioned(self, expansion: Expansion) -> WeightSpace:
         """Σ̃⁻¹ + J'ᵀΛ'J'."""
-        precision = type(self.precision).from_ggn(self.precision, expansion.features, expansion.inputs, expansion.root)
+        precision = self.precision.structure.posterior_precision(
+            self.precision, expansion.features, expansion.inputs, expansion.root
+        )
         model = LinearModel(self.model.expansion.joined(expansion), self.model.prior)
         return WeightSpace(model, precision=precision)
 
@@ -83,14 +85,14 @@ class WeightSpace(Inference):
     @classmethod
     def restored(cls, model: LinearModel, structure: str, state: dict[str, Tensor]) -> WeightSpace:
         """From the precision."""
-        return cls(model, precision=Structure.kinds[structure].from_state(state))
+        return cls(model, precision=Structure.kinds[structure]().restored(state))
 
     @property
     def structure(self) -> str:
         """The structure of the precision."""
-        return self.precision.name
+        return self.precision.structure.name
 
     @property
     def exact(self) -> bool:
         """Whether the structure can hold every V⁻¹ + JᵀΛJ."""
-        return self.precision.exact
+        return self.precision.structure.exact

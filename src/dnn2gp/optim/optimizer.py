@@ -69,7 +69,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
     """
 
     curvature: ClassVar[Curvature]
-    structure: ClassVar[type[Dense] | type[Diagonal]]
+    structure: ClassVar[Dense | Diagonal]
     at_mean: ClassVar[bool]
 
     def __init__(

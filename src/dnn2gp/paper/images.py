@@ -27,7 +27,7 @@ from dnn2gp.support.errors import FileFormatError, InputError
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.laplace import laplace
-from dnn2gp.weights.structures import Diagonal
+from dnn2gp.weights.structures import Diagonal, DiagonalPrecision
 
 LAPLACE, VI = "laplace", "vi"
 WORDS = {LAPLACE: "Laplace", VI: "VI"}
@@ -101,7 +101,7 @@ class Trained:
     network: nn.Module
     posterior: Gaussian
     accuracy: float
-    kernel_precision: Diagonal
+    kernel_precision: DiagonalPrecision
     """V⁻¹ of the kernel J V Jᵀ: 1 for Laplace (the neural tangent kernel), Σ⁻¹ of q for VI."""
 
 
@@ -128,10 +128,10 @@ def train(config: ImagesConfig, images: Images, method: str, folder: Path) -> Tr
     optimizer = training.optimizer
     if isinstance(optimizer, OnlineNewtonOptimizer):
         posterior = optimizer.posterior()
-        assert isinstance(posterior.precision, Diagonal)
+        assert isinstance(posterior.precision, DiagonalPrecision)
         return Trained(training.network, posterior, accuracy, posterior.precision)
     posterior = _laplace(training.network, training.inputs, training.labels, config.laplace_prior_precision)
-    unit = Diagonal(torch.ones_like(posterior.mean))
+    unit = DiagonalPrecision(torch.ones_like(posterior.mean))
     return Trained(training.network, posterior, accuracy, unit)
 
 
@@ -243,8 +243,8 @@ def _laplace(network: nn.Module, inputs: Float[Tensor, "N C H W"], labels: Int[T
     """N(w, (diag JᵀΛJ + δ)⁻¹), of all training data."""
     features = _features(network, inputs)
     weights = features.anchor
-    prior = Gaussian(torch.zeros_like(weights), Diagonal(torch.full_like(weights, delta)))
-    return laplace(Expansion.gauss_newton(features, inputs, labels, CategoricalLikelihood()), prior, Diagonal)
+    prior = Gaussian(torch.zeros_like(weights), DiagonalPrecision(torch.full_like(weights, delta)))
+    return laplace(Expansion.gauss_newton(features, inputs, labels, CategoricalLikelihood()), prior, Diagonal())
 
 
 def _features(network: nn.Module, inputs: Float[Tensor, "N C H W"]) -> LayerwiseFeatures:

@@ -10,19 +10,35 @@ from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.laplace import laplace
 from dnn2gp.weights.online_newton import OnlineNewton
 from dnn2gp.weights.priors import precision_from_weight_decay
-from dnn2gp.weights.structures import BlockDiagonal, Dense, Diagonal, Kronecker, Structure
+from dnn2gp.weights.structures import (
+    BlockDiagonal,
+    BlockDiagonalPrecision,
+    Dense,
+    DensePrecision,
+    Diagonal,
+    DiagonalPrecision,
+    Kronecker,
+    KroneckerPrecision,
+    Precision,
+    Structure,
+)
 
 __all__ = [
     "BlockDiagonal",
+    "BlockDiagonalPrecision",
     "Dense",
+    "DensePrecision",
     "Diagonal",
+    "DiagonalPrecision",
     "EmpiricalFisher",
     "ExactHessian",
     "Expansion",
     "GaussNewton",
     "Gaussian",
     "Kronecker",
+    "KroneckerPrecision",
     "OnlineNewton",
+    "Precision",
     "Structure",
     "laplace",
     "precision_from_weight_decay",

@@ -11,29 +11,28 @@ from torch import Tensor
 
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.randomness import normal
-from dnn2gp.weights.structures import Diagonal, Structure
+from dnn2gp.weights.structures import DiagonalPrecision, Precision
 
 
 @dataclass(frozen=True, eq=False)
 class Gaussian:
-    """N(w | μ, Σ), with Σ⁻¹ a structure."""
+    """N(w | μ, Σ), known by its mean μ and its precision Σ⁻¹."""
 
     mean: Float[Tensor, " P"]
-    precision: Structure
+    precision: Precision
 
     def __post_init__(self) -> None:
-        """The mean and the precision must speak of the same weights."""
+        """Refuse a mean and a precision of different sizes."""
         if len(self.mean) != self.precision.size:
             raise InputError(f"A mean of {len(self.mean)} weights but a precision of {self.precision.size}.")
 
     def __repr__(self) -> str:
-        """One line."""
-        return f"Gaussian({len(self.mean)} weights, {self.precision.name} precision)"
+        return f"Gaussian({len(self.mean)} weights, {self.precision.structure.name} precision)"
 
     @staticmethod
     def prior(precision: Float[Tensor, " P"]) -> Gaussian:
         """N(w | 0, diag(δ)⁻¹)."""
-        return Gaussian(torch.zeros_like(precision), Diagonal(precision))
+        return Gaussian(torch.zeros_like(precision), DiagonalPrecision(precision))
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Float[Tensor, "S P"]:
         """w = μ + Σ^{½} ε, ε ~ N(0, I)."""
@@ -54,9 +53,9 @@ class Gaussian:
 
     def kl(self, other: Gaussian) -> Float[Tensor, ""]:
         """KL(self ‖ other) = ½ [ tr(Σ₂⁻¹Σ₁) + (μ₁−μ₂)ᵀΣ₂⁻¹(μ₁−μ₂) − P + log|Σ₁⁻¹| − log|Σ₂⁻¹| ]."""
-        if isinstance(other.precision, Diagonal):
+        if isinstance(other.precision, DiagonalPrecision):
             trace = (other.precision.values.double() * self.precision.inverse_diagonal()).sum()
-        elif isinstance(self.precision, Diagonal):
+        elif isinstance(self.precision, DiagonalPrecision):
             trace = (other.precision.diagonal() / self.precision.values.double()).sum()
         else:
             trace = (other.precision.dense() * self.precision.covariance()).sum()
@@ -64,7 +63,7 @@ class Gaussian:
         log_dets = self.precision.log_det() - other.precision.log_det()
         return 0.5 * (trace + gap - self.precision.size + log_dets)
 
-    def natural_parameters(self) -> tuple[Float[Tensor, " P"], Structure]:
+    def natural_parameters(self) -> tuple[Float[Tensor, " P"], Precision]:
         """(Σ⁻¹μ, Σ⁻¹), Eqs. (15)–(18); the paper's η is {Σ⁻¹μ, −½ Σ⁻¹}."""
         return self.precision.matmul(self.mean[:, None])[:, 0], self.precision
 

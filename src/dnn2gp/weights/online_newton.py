@@ -31,7 +31,7 @@ from dnn2gp.weights.curvature import Curvature, Evaluation
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.step_checks import check_positive, check_rate, check_step_settings
-from dnn2gp.weights.structures import Dense, Diagonal
+from dnn2gp.weights.structures import Dense, DensePrecision, Diagonal, DiagonalPrecision
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class State:
     """q_t = N(μ_t, Σ_t), the momentum m of its mean with its weight c, and t."""
 
     mean: Float[Tensor, " P"]
-    precision: Dense | Diagonal
+    precision: DensePrecision | DiagonalPrecision
     momentum: Float[Tensor, " P"]
     momentum_weight: float = 0.0
     """c: the sum of the weights of past gradients in m, 1 − γᵗ for a constant γ."""
@@ -75,7 +75,7 @@ class OnlineNewton:
     num_data: int
     prior_precision: Float[Tensor, " P"]
     curvature: Curvature
-    structure: type[Dense] | type[Diagonal]
+    structure: Dense | Diagonal
     num_samples: int = 1
     momentum: float = 0.0
     temperature: float = 1.0
@@ -85,8 +85,8 @@ class OnlineNewton:
         check_step_settings(self.num_data, self.num_samples, self.momentum, self.temperature, self.antithetic)
         if not isinstance(self.curvature, Curvature):
             raise InputError(f"curvature: expected a value such as GaussNewton(); got {self.curvature!r}.")
-        if self.structure not in (Dense, Diagonal):
-            raise InputError(f"structure: expected Dense or Diagonal; got {self.structure!r}.")
+        if self.structure not in (Dense(), Diagonal()):
+            raise InputError(f"structure: expected Dense() or Diagonal(); got {self.structure!r}.")
         if self.prior_precision.shape != self.features.anchor.shape or not (self.prior_precision > 0).all():
             raise InputError(
                 f"prior_precision: expected {self.features.num_weights} numbers > 0, one per weight; got a tensor of "
@@ -118,10 +118,10 @@ class OnlineNewton:
 
     def begin(self, state: State, generator: torch.Generator | None = None) -> BegunStep:
         """Draw the samples of a step from q_t."""
-        if not isinstance(state.precision, self.structure):
+        if state.precision.structure != self.structure:
             raise InputError(
-                f"state: expected a {self.structure.__name__} precision for this method; got "
-                f"{type(state.precision).__name__}. Start from init."
+                f"state: expected a {self.structure.name} precision for this method; got a "
+                f"{state.precision.structure.name} one. Start from init."
             )
         return BegunStep(state, self.sample(state, generator))
 
@@ -130,7 +130,7 @@ class OnlineNewton:
         self.check_count(batch.num_examples + sum(each.num_examples for each in step.batches))
         found = Evaluation.mean(
             [
-                self.curvature.evaluate(self.features.at(w), batch, self.likelihood, dense=self.structure is Dense)
+                self.curvature.evaluate(self.features.at(w), batch, self.likelihood, dense=self.structure == Dense())
                 for w in step.samples
             ]
         )
@@ -221,15 +221,17 @@ class OnlineNewton:
         mean = state.mean.double() - beta * precision.solve(pull)[:, 0]
         return Gaussian(mean.to(state.mean.dtype), precision)
 
-    def _moved(self, precision: Dense | Diagonal, curvature: Tensor | float, beta: float) -> Dense | Diagonal:
+    def _moved(
+        self, precision: DensePrecision | DiagonalPrecision, curvature: Tensor | float, beta: float
+    ) -> DensePrecision | DiagonalPrecision:
         """(1 − β) Σ⁻¹ + β (H + δI)."""
         delta = self.prior_precision.double()
-        if isinstance(precision, Diagonal):
+        if isinstance(precision, DiagonalPrecision):
             values = (1 - beta) * precision.values.double() + beta * (curvature + delta)
-            return Diagonal(values.to(precision.values.dtype))
+            return DiagonalPrecision(values.to(precision.values.dtype))
         matrix = (1 - beta) * precision.matrix
         matrix.diagonal().add_(beta * delta)
-        return Dense(matrix + beta * curvature)
+        return DensePrecision(matrix + beta * curvature)
 
     def _diverged(self, step: BegunStep, batch: Data) -> DivergedError:
         """An error that names the step, the batch and the example."""
@@ -290,16 +292,16 @@ class StepInfo(Sites):
 
 
 def first_precision(
-    structure: type[Dense] | type[Diagonal], mean: Float[Tensor, " P"], value: float, budget: int
-) -> Dense | Diagonal:
+    structure: Dense | Diagonal, mean: Float[Tensor, " P"], value: float, budget: int
+) -> DensePrecision | DiagonalPrecision:
     """value · I, provided that the matrices of a step fit into memory."""
     values = torch.full_like(mean, check_positive("initial_precision", value))
-    if structure is Diagonal:
-        return Diagonal(values)
+    if structure == Diagonal():
+        return DiagonalPrecision(values)
     size = len(mean)
     instead = "It is for small networks: use VOGN or OGN (diagonal), or freeze layers (requires_grad_(False))."
     require(_MATRICES * 8 * size**2, budget, f"A dense precision of {size} weights", instead)
-    return Dense(torch.diag(values.double()))
+    return DensePrecision(torch.diag(values.double()))
 
 
 _MATRICES = 5  # the precision before and after the step, its Cholesky factor, the curvature, and a summand

@@ -130,7 +130,7 @@ def _laplace(config: SnelsonConfig, data: SnelsonData, x: Tensor) -> tuple[_Band
     variances = ensemble.variances(found.weights, ensemble.curvature(found.weights), x[None])
     write_weights(network, found.weights[int(found.loss.argmin())])
     ours = convert(network, pair, likelihood, config.prior_precision).predict(x)
-    diagonal = convert(network, pair, likelihood, config.prior_precision, structure=Diagonal)
+    diagonal = convert(network, pair, likelihood, config.prior_precision, structure=Diagonal())
     generator = torch.Generator().manual_seed(config.seed)
     sampled = sample_network(diagonal, x, config.num_networks, generator=generator)
     bands = {

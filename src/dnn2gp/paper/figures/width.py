@@ -17,7 +17,7 @@ from dnn2gp.paper.networks.erf import ErfNetwork, infinite_kernel
 from dnn2gp.plots.report.claim import Claim
 from dnn2gp.support.progress import track
 from dnn2gp.weights.priors import expand_precision
-from dnn2gp.weights.structures import Diagonal
+from dnn2gp.weights.structures import DiagonalPrecision
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _kernel(network: ErfNetwork, points: Tensor, *, last_layer: bool) -> Float[T
     function = Network(network, points)
     function = function.restricted(["output.weight"]) if last_layer else function
     precision = {name: value for name, value in network.prior_precision.items() if not last_layer or name == "output"}
-    diagonal = Diagonal(expand_precision(precision, function.layout, function.weights))
+    diagonal = DiagonalPrecision(expand_precision(precision, function.layout, function.weights))
     return LayerwiseFeatures(function, points).kernel_full(points, diagonal)[:, 0, :, 0]
 
 

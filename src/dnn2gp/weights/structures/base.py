@@ -1,4 +1,4 @@
-"""A structure: a symmetric positive definite P × P precision that is known by products, never inverted explicitly."""
+"""What a structure is: a choice of which entries of a posterior precision are kept, and the matrix that results."""
 
 from __future__ import annotations
 
@@ -12,42 +12,50 @@ from torch import Tensor
 
 from dnn2gp.features import FeatureMap, Whitener
 from dnn2gp.network.inputs import Inputs
+from dnn2gp.support.choice import Choice
 
 
-class Structure(Whitener):
-    """The precision Σ⁻¹ of a Gaussian over the weights, with the products that inference needs.
+class Structure(Choice):
+    """How the posterior precision Σ̃⁻¹ = V⁻¹ + JᵀΛJ is approximated: `Dense()`, `Kronecker()`, …
 
-    A new structure is one file: these methods, and one line in the contract tests.
+    A new structure is one file with the choice and the `Precision` that it makes, and one line in the contract tests.
     """
 
-    name: ClassVar[str]
     exact: ClassVar[bool]
-    """Whether every V⁻¹ + JᵀΛJ is of this structure, so that the posterior mean (a Gauss-Newton step) is exact too."""
+    """Whether every V⁻¹ + JᵀΛJ has this structure, so that the posterior mean (a Gauss-Newton step) is exact too."""
 
-    size: int
     kinds: ClassVar[dict[str, type[Structure]]] = {}
-    """Every structure by its name, for reading files."""
 
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        super().__init_subclass__(**kwargs)
-        Structure.kinds[cls.name] = cls
-
-    @classmethod
     @abstractmethod
-    def from_ggn(
-        cls, prior: Structure, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
-    ) -> Structure:
-        """Σ̃⁻¹ = V⁻¹ + Σᵢ φᵢ Λᵢ φᵢᵀ in this structure, Λ = S Sᵀ."""
+    def posterior_precision(
+        self, prior: Precision, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
+    ) -> Precision:
+        """Σ̃⁻¹ = V⁻¹ + Σᵢ φᵢ Λᵢ φᵢᵀ in this structure, with V⁻¹ = `prior` and Λ = S Sᵀ."""
 
-    @classmethod
     @abstractmethod
     def ggn_eigenvalues(
-        cls, prior: Structure, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
+        self, prior: Precision, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
     ) -> Float[Tensor, " P"]:
-        """The eigenvalues λ of V^{½} (Σᵢ φᵢ Λᵢ φᵢᵀ) V^{½} in this structure, for a diagonal V; in float64.
+        """The eigenvalues λ of V^{½} (Σᵢ φᵢ Λᵢ φᵢᵀ) V^{½} in this structure, for a diagonal V, in float64.
 
         With a prior cV⁻¹ and s²Λ⁻¹ for Λ⁻¹ the log-determinant log |Σ̃⁻¹| − log |V⁻¹| is Σ log(1 + λ / (c s²)).
         """
+
+    @abstractmethod
+    def restored(self, state: dict[str, Tensor]) -> Precision:
+        """The precision with this `Precision.state`."""
+
+
+class Precision(Whitener):
+    """The precision Σ⁻¹ of a Gaussian over P weights: positive definite, known by its products, never inverted.
+
+    As a `Whitener` it also provides a root of Σ: `whiten` and `unwhiten`.
+    """
+
+    structure: Structure
+    """The structure of this matrix."""
+    size: int
+    """P."""
 
     @abstractmethod
     def matmul(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
@@ -71,23 +79,18 @@ class Structure(Whitener):
 
     @abstractmethod
     def dense(self) -> Float[Tensor, "P P"]:
-        """Σ⁻¹ as a matrix."""
+        """Σ⁻¹ as a matrix, in float64."""
 
     @abstractmethod
-    def double(self) -> Structure:
+    def double(self) -> Precision:
         """The same precision in float64, so that its products are in float64 too."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """The tensors that define it, for a file."""
-
-    @classmethod
-    @abstractmethod
-    def from_state(cls, state: dict[str, Tensor]) -> Structure:
-        """The inverse of `state`."""
+        """The tensors that define the matrix, for a file; `Structure.restored` is the inverse."""
 
     def block(self, parts: Sequence[slice]) -> Float[Tensor, "p p"]:
-        """The entries of Σ⁻¹ for some ranges of weights (for few of them)."""
+        """The rows and columns of Σ⁻¹ that belong to some ranges of weights; by default taken from `dense`."""
         index = torch.cat([torch.arange(part.start, part.stop) for part in parts])
         return self.dense()[index[:, None], index]
 

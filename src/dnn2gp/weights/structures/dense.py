@@ -1,7 +1,8 @@
-"""Dense precision: the exact one, P × P, factorised once."""
+"""Dense precision: the exact one, a P × P matrix that is factorised once."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import final
 
@@ -13,65 +14,71 @@ from dnn2gp.features import FeatureMap
 from dnn2gp.network.inputs import Inputs
 from dnn2gp.support.memory import require
 from dnn2gp.weights.linalg import cholesky
-from dnn2gp.weights.structures.base import Structure
+from dnn2gp.weights.structures.base import Precision, Structure
 
 
 @final
+@dataclass(frozen=True)
 class Dense(Structure):
-    """Σ⁻¹ = L Lᵀ, held and factorised in float64 whatever the dtype of the weights."""
+    """All of Σ̃⁻¹ = V⁻¹ + JᵀΛJ: exact, with memory P² and time P³."""
 
     name = "dense"
     exact = True
 
-    def __init__(self, matrix: Float[Tensor, "P P"]) -> None:
-        """A precision matrix; it is factorised when first needed, and once."""
-        self.matrix = matrix.double()
-        self.size = len(matrix)
-
-    @classmethod
-    def from_ggn(cls, prior: Structure, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]) -> Dense:
-        """Σ̃⁻¹ = V⁻¹ + JᵀΛJ."""
+    def posterior_precision(
+        self, prior: Precision, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
+    ) -> DensePrecision:
         size, sites = prior.size, root.shape[0] * root.shape[2]
         instead = (
-            f"Function space (inference=FunctionSpace) needs a {sites} × {sites} matrix instead."
+            f"Function space (inference=FunctionSpace()) needs a {sites} × {sites} matrix instead."
             if sites < size
-            else "Freeze layers (requires_grad_(False)) or use fewer of the data with inference=FunctionSpace."
+            else "Freeze layers (requires_grad_(False)), or use fewer examples with inference=FunctionSpace()."
         )
-        what = f"A dense precision of {size} weights"
         require(
             3 * 8 * size**2,
             features.budget(),
-            what,
-            f"{instead} structure=Kronecker or Diagonal is cheap, but far from exact.",
+            f"A dense precision of {size} weights",
+            f"{instead} structure=Kronecker() or Diagonal() is cheap, but far from exact.",
         )
         matrix = features.ggn(inputs, root)
         matrix += prior.dense()
-        return cls(matrix)
+        return DensePrecision(matrix)
 
-    @classmethod
     def ggn_eigenvalues(
-        cls, prior: Structure, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
+        self, prior: Precision, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
     ) -> Float[Tensor, " P"]:
-        """Of the whole matrix."""
         return white_eigenvalues(features.ggn(inputs, root), prior.diagonal())
+
+    def restored(self, state: dict[str, Tensor]) -> DensePrecision:
+        return DensePrecision(state["matrix"])
+
+
+@final
+class DensePrecision(Precision):
+    """Σ⁻¹ = L Lᵀ, held and factorised in float64 whatever the dtype of the weights."""
+
+    structure = Dense()
+
+    def __init__(self, matrix: Float[Tensor, "P P"]) -> None:
+        """A precision matrix; it is factorised when that is first needed."""
+        self.matrix = matrix.double()
+        self.size = len(matrix)
 
     @cached_property
     def factor(self) -> Float[Tensor, "P P"]:
-        """L."""
+        """L, the Cholesky factor."""
         return cholesky(self.matrix, "The precision of the weights", "Raise the prior precision δ, or use float64.")
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64
+
     def matmul(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
-        """Σ⁻¹ v."""
         return self.matrix @ vectors.double()
 
     def solve(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
         """Σ v = L⁻ᵀ L⁻¹ v."""
         return torch.cholesky_solve(vectors.double(), self.factor)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """float64."""
-        return torch.float64
 
     def whiten(self, rows: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
         """J L⁻ᵀ."""
@@ -83,11 +90,9 @@ class Dense(Structure):
         return torch.linalg.solve_triangular(self.factor.T, noise.double(), upper=True)
 
     def diagonal(self) -> Float[Tensor, " P"]:
-        """diag(Σ⁻¹)."""
         return self.matrix.diagonal()
 
     def inverse_diagonal(self) -> Float[Tensor, " P"]:
-        """diag(Σ)."""
         return torch.cholesky_inverse(self.factor).diagonal()
 
     def log_det(self) -> Float[Tensor, ""]:
@@ -95,24 +100,16 @@ class Dense(Structure):
         return 2 * self.factor.diagonal().log().sum()
 
     def dense(self) -> Float[Tensor, "P P"]:
-        """Σ⁻¹."""
         return self.matrix
 
-    def double(self) -> Dense:
-        """Itself: it is in float64."""
+    def double(self) -> DensePrecision:
         return self
 
     def state(self) -> dict[str, Tensor]:
-        """The matrix."""
         return {"matrix": self.matrix}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Tensor]) -> Dense:
-        """From the matrix."""
-        return cls(state["matrix"])
 
 
 def white_eigenvalues(matrix: Float[Tensor, "p p"], precision: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
-    """The eigenvalues of V^{½} G V^{½}, V⁻¹ = diag(precision); those that rounding made negative count as zero."""
+    """The eigenvalues of V^{½} G V^{½} with V⁻¹ = diag(precision); those that rounding made negative count as zero."""
     scale = precision.double().rsqrt()
     return torch.linalg.eigvalsh(matrix.double() * scale[:, None] * scale).clamp(min=0)
