@@ -14,7 +14,8 @@ from dnn2gp.weights.structures import DiagonalPrecision
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-work, count, budget, out = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4] or None
+work, count, budget = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+out = Path(sys.argv[4]) if sys.argv[4] else None
 
 
 class Net(nn.Module):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from torch import nn
@@ -21,8 +20,7 @@ PROCESS = Path(__file__).parent / "process_memory.py"
 
 
 def measured(work: str, count: int, budget: float, out: Path | None = None, network: str = "LeNet") -> tuple[int, int]:
-    command = [sys.executable, str(PROCESS), work, str(count), str(budget), str(out or ""), network]
-    return tuple(json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout))
+    return tuple(json.loads(forked.run([PROCESS, work, count, budget, out or "", network]).stdout))
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark of memory")

@@ -5,29 +5,17 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
 MAP = ROOT / "docs" / "theory-to-code.md"
 
-# Every block of a document runs in one namespace; a failure is reported at its line of the document.
-RUNNER = """
-import json, sys
-sys.path.append(sys.argv[2])
-import checked_calls
-checked_calls.install("dnn2gp")
-path, namespace = sys.argv[1], {"__name__": "document"}
-sys.modules["document"] = type(sys)("document")
-for start, block in json.load(sys.stdin):
-    exec(compile("\\n" * start + block, path, "exec"), namespace)
-"""
+RUNNER = Path(__file__).with_name("document.py")
 
 
 def relative(path: Path) -> str:
@@ -80,17 +68,13 @@ def code_names(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path.read_text("utf-8"))], ids=relative)
 def test_python_runs(path: Path, tmp_path: Path) -> None:
-    """In a process of its own: documents register likelihoods and structures, which other tests must not see."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests")))}
-    result = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:dnn2gp", "-c", RUNNER, relative(path), str(ROOT / "tests")],
-        input=json.dumps(blocks(path.read_text("utf-8"))),
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """All blocks in one namespace; a failure is reported at its line of the document.
+
+    In a process of its own: documents register likelihoods and structures, which other tests must not see.
+    """
+    source = tmp_path / "blocks.json"
+    source.write_text(json.dumps(blocks(path.read_text("utf-8"))))
+    result = forked.run([RUNNER, relative(path), source], cwd=tmp_path, check=False)
     assert result.returncode == 0, result.stderr
     if path.name == "README.md":
         assert "Warning" not in result.stderr, result.stderr

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
@@ -14,17 +12,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def run(script: Path, folder: Path, *arguments: str) -> str:
-    environment = {**os.environ, "MPLBACKEND": "Agg", "MPLCONFIGDIR": str(folder.parent)}
-    result = subprocess.run(
-        [sys.executable, str(script), "--smoke", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    environment = {"MPLBACKEND": "Agg", "MPLCONFIGDIR": str(folder.parent)}
+    return forked.run([script, "--smoke", *arguments], cwd=folder, environment=environment).stdout
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)

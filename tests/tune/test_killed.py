@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
+import forked
 import pytest
 
 from dnn2gp.evidence.tuning_result import TuningResult
@@ -17,7 +15,7 @@ SCRIPT = Path(__file__).with_name("killed.py")
 
 
 def command(kind, folder, seconds, resume=False):
-    return [sys.executable, str(SCRIPT), kind, str(folder), str(seconds), "resume" if resume else "new"]
+    return [SCRIPT, kind, folder, seconds, "resume" if resume else "new"]
 
 
 def marks(folder):
@@ -28,17 +26,16 @@ def marks(folder):
 @pytest.mark.parametrize("kind", ["grid", "study"])
 def test_a_killed_tuning_goes_on_where_it_stopped(kind, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(command(kind, whole, 0), check=True, timeout=120)
-    process = subprocess.Popen(command(kind, killed, 0.3))
+    forked.run(command(kind, whole, 0))
+    process = forked.Process(command(kind, killed, 0.3))
     deadline = time.time() + 100
     while not (killed / "marks").exists() or len(list((killed / "marks").iterdir())) < 4:
         assert time.time() < deadline
-        assert process.poll() is None
+        assert process.running()
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
     started = marks(killed)
-    subprocess.run(command(kind, killed, 0, resume=True), check=True, timeout=120)
+    forked.run(command(kind, killed, 0, resume=True))
     results = [TuningResult.load(folder / "result.json") for folder in (whole, killed)]
     assert results[0] == results[1]
     # Three of ten were finished; only the fourth, that was killed in its midst, was begun a second time.
