@@ -38,10 +38,10 @@ class Process:
     def running(self) -> bool:
         return self._process.is_alive()
 
-    def kill(self) -> None:
+    def kill(self) -> Finished:
         """As kill -9 does."""
         self._process.kill()
-        self._process.join()
+        return self.wait()
 
     def wait(self, seconds: float = 300.0) -> Finished:
         self._process.join(seconds)
