@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import checked_calls
+
 TESTS = Path(__file__).parent
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["forked_preload"])
@@ -24,13 +26,17 @@ class Process:
     """A script, or with -m a module, that runs in the background: `wait`, `kill` and what it printed."""
 
     def __init__(
-        self, command: Sequence[object], cwd: Path | None = None, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[object],
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        checked: bool = True,
     ) -> None:
         self.command = [str(word) for word in command]
         self._printed = [Path(tempfile.mkstemp(prefix="printed-")[1]) for _ in range(2)]
         values = {**os.environ, **(environment or {})}
         self._process = _context.Process(
-            target=_main, args=(self.command, str(cwd or Path.cwd()), values, [str(path) for path in self._printed])
+            target=_main, args=(self.command, str(cwd or Path.cwd()), values, list(map(str, self._printed)), checked)
         )
         with _importable():
             self._process.start()
@@ -62,19 +68,28 @@ class Finished:
 
 
 def run(
-    command: Sequence[object], cwd: Path | None = None, environment: Mapping[str, str] | None = None, check: bool = True
+    command: Sequence[object],
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    check: bool = True,
+    checked: bool = True,
 ) -> Finished:
-    """Run a command to its end, which has to be a good one unless `check` is False."""
-    found = Process(command, cwd, environment).wait()
+    """Run a command to its end, which has to be a good one unless `check` is False.
+
+    `checked`: with the shapes and types of the first calls checked, as in every other test.
+    """
+    found = Process(command, cwd, environment, checked).wait()
     assert not check or found.returncode == 0, found.stderr
     return found
 
 
-def _main(command: list[str], cwd: str, environment: dict[str, str], printed: list[str]) -> None:
+def _main(command: list[str], cwd: str, environment: dict[str, str], printed: list[str], checked: bool) -> None:
     for stream, path in enumerate(printed, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
     sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
     assert "dnn2gp" in sys.modules, "the fork server has not loaded dnn2gp"
+    if not checked:
+        checked_calls.FIRST = 0
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import re
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import numpy as np
 import pandas as pd
 import pytest
@@ -465,17 +464,16 @@ def test_ctrl_c_keeps_what_is_finished(table: Path, tmp_path: Path, monkeypatch:
 def test_a_killed_tuning_goes_on_to_the_same_result(finished: tuple[Path, str], table: Path, tmp_path: Path) -> None:
     """kill −9 after two jobs; the resumed run writes the tuning.json of an uninterrupted one and repeats no job."""
     out = tmp_path / "cut"
-    command = [sys.executable, "-m", "dnn2gp", *SMOKE, str(table), "--target", "price", "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    command = ["-m", "dnn2gp", *SMOKE, table, "--target", "price", "--out", out]
+    process = forked.Process(command, checked=False)
     limit = time.monotonic() + 120
     while time.monotonic() < limit and len(_jobs(out)) < 2:
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
     before = _jobs(out)
     assert 2 <= len(before) < 4
     assert not (out / "tuning.json").exists()
-    subprocess.run([*command, "--resume"], check=True, capture_output=True)
+    forked.run([*command, "--resume"], checked=False)
     after = _jobs(out)
     assert len(after) == 4
     assert {name: after[name] for name in before} == before  # neither written again nor touched

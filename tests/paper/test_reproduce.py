@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from html import escape
 
+import forked
 import numpy as np
 import pytest
 from made_data import make_data
@@ -177,16 +175,14 @@ def test_what_is_wrong_is_said(tmp_path, data, monkeypatch):
 @pytest.mark.slow
 def test_killed_and_resumed_gives_the_same(tmp_path, data):
     """kill -9 when the first values of a curve are there; --resume ends with the numbers of an uninterrupted run."""
-    command = [sys.executable, "-m", "dnn2gp", "reproduce", "tune_wine", "--preset", "smoke", "--out"]
-    environment = {**os.environ, "DNN2GP_DATA": str(data)}
-    subprocess.run([*command, str(tmp_path / "whole")], env=environment, check=True, capture_output=True)
+    command = ["-m", "dnn2gp", "reproduce", "tune_wine", "--preset", "smoke", "--out"]
+    forked.run([*command, tmp_path / "whole"], checked=False)
     cut = tmp_path / "cut"
-    process = subprocess.Popen([*command, str(cut)], env=environment, stdout=subprocess.DEVNULL)
+    process = forked.Process([*command, cut], checked=False)
     _wait_for(lambda: any(cut.glob("smoke/work/tune_wine/prior_precision/*/*")), process)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    assert process.kill().returncode == -signal.SIGKILL
     assert not (cut / "smoke/results/tune_wine.npz").exists()
-    subprocess.run([*command, str(cut), "--resume"], env=environment, check=True, capture_output=True)
+    forked.run([*command, cut, "--resume"], checked=False)
     files = [tmp_path / folder / "smoke/results/tune_wine.npz" for folder in ("whole", "cut")]
     assert files[0].read_bytes() == files[1].read_bytes()
     resumed = [json.loads(path.with_suffix(".json").read_text())["resumed"] for path in files]
@@ -194,11 +190,11 @@ def test_killed_and_resumed_gives_the_same(tmp_path, data):
     assert "since it was resumed" in (cut / "smoke/report.html").read_text()
 
 
-def _wait_for(there, process: subprocess.Popen, seconds: float = 120.0) -> None:
+def _wait_for(there, process: forked.Process, seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not there():
         assert time.monotonic() < end
-        assert process.poll() is None
+        assert process.running()
         time.sleep(0.01)
 
 

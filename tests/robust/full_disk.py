@@ -23,9 +23,11 @@ if __name__ == "__main__":
     module = mlp()
     gp = convert(module, regression(200), NOISE, DELTA)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
         with untouched(module):
             save(gp, path)
     except OSError as error:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))  # where it prints may be a file, too
         print(type(error).__name__, error)
