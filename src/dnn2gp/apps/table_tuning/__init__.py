@@ -1,4 +1,4 @@
-"""`dnn2gp tune`: a network for a user's own table, tuned by the evidence, as a GP with error bars, in one command."""
+"""`dnn2gp tune`: fit a network to a table, tune it by the evidence, and predict with error bars as a GP."""
 
 from dnn2gp.support.optional import needs_extra
 

@@ -1,58 +1,58 @@
-"""What `dnn2gp tune` does, as one frozen value."""
+"""The configuration of `dnn2gp tune`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from dnn2gp.apps.tables.targets import TASKS
+from dnn2gp.apps.tables import TASKS
 from dnn2gp.network.mlp import ACTIVATIONS
 from dnn2gp.support.errors import InputError
 
 
 @dataclass(frozen=True)
 class TableTuningConfig:
-    """One tuning of widths (and depths), δ and σ on a table."""
+    """Tune widths (and depths), δ and σ on a table."""
 
     data: Path | None = None
     """A CSV or Parquet file; None: scikit-learn's diabetes data."""
     target: str | None = None
-    """The column to predict; None only without `data`."""
+    """The column to predict; None is allowed only without `data`."""
     task: str = "regression"
     widths: tuple[int, ...] | None = None
-    """Hidden units of a layer, each to be tried; None: 2, 5, 10, 20 and 50, but for those that make many weights."""
+    """Hidden units per layer to try; None: 2, 5, 10, 20 and 50, except those with too many weights for the table."""
     depths: tuple[int, ...] = (1,)
-    """Hidden layers, each to be tried with every width."""
+    """Hidden layers to try, each with every width."""
     activation: str = "tanh"
     repeats: int = 3
-    """Trainings of every setting, which differ in their first weights."""
+    """Trainings per setting, which differ in their initial weights."""
     restarts: int = 4
-    """Starts of a training, of which the one with the largest evidence is kept."""
+    """Random starts per training; the one with the largest evidence is kept."""
     max_rounds: int = 20
-    """Of training and choosing δ and σ in turns."""
+    """The largest number of rounds per training; each trains the weights and then chooses δ and σ."""
     test_share: float = 0.2
-    """Rows held out, to measure on and never to choose by; 0: none."""
+    """The share of the rows that is held out as test rows and not used for any choice; 0: none."""
     max_rows: int | None = None
-    """Rows of the table that are used; None: all."""
+    """Use only this many rows of the table; None: all."""
     predict: Path | None = None
     """A table to predict."""
     impute: bool = False
-    """Fill missing cells, rather than refuse them."""
+    """Fill in missing cells rather than refuse them."""
     drop_constant: bool = False
-    """Leave out columns whose cells are all the same, rather than refuse them."""
+    """Leave out constant columns rather than refuse them."""
     drop: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
     """Columns whose numbers are names."""
     jobs: int | None = None
-    """Processes; None: one for each processor."""
+    """The number of processes; None: one per processor."""
     seed: int = 0
     resume: bool = False
-    """Go on with the finished jobs in `out`."""
+    """Continue from the finished jobs in `out`."""
     out: Path = Path("dnn2gp-tune")
 
     @staticmethod
     def preset(name: str) -> TableTuningConfig:
-        """ "default", or "smoke": a little of everything, to see that it works."""
+        """The preset "default", or "smoke", which is small and only shows that everything works."""
         presets = {
             "default": TableTuningConfig(),
             "smoke": TableTuningConfig(widths=(2, 4), repeats=2, restarts=1, max_rounds=2, max_rows=100, jobs=1),
@@ -62,10 +62,12 @@ class TableTuningConfig:
         return presets[name]
 
     def check(self) -> None:
-        """Refuse what means nothing, before anything is read."""
+        """Raise an `InputError` for invalid settings, before anything is read."""
         for name, values in (("width", self.widths or (1,)), ("depth", self.depths)):
             if not values or min(values) < 1 or len(set(values)) < len(values):
-                raise InputError(f"{name}: expected numbers from 1 on, each once; got {', '.join(map(str, values))}.")
+                raise InputError(
+                    f"{name}: expected different numbers of at least 1; got {', '.join(map(str, values))}."
+                )
         if self.activation not in ACTIVATIONS:
             raise InputError(f"activation: expected one of {', '.join(ACTIVATIONS)}; got {self.activation!r}.")
         if self.task not in TASKS:

@@ -1,4 +1,4 @@
-"""What is to be said about a tuning, in words: for the terminal and the report."""
+"""The findings of a tuning in words, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -10,46 +10,45 @@ from dnn2gp.apps.table_tuning.config import TableTuningConfig
 from dnn2gp.apps.table_tuning.problem import TableProblem
 from dnn2gp.apps.table_tuning.tasks import Regression, Task
 from dnn2gp.apps.table_tuning.training import TableFit
-from dnn2gp.apps.tables import Category, Column, Flag, Number
 from dnn2gp.evidence.tuning_result import Setting, TuningResult
 from dnn2gp.tune.restarts import Fitted
 
-# Settings whose mean log evidences differ by less are equally good: a factor e² in probability.
+# Settings whose mean log evidences differ by less are about equally good: a factor of e² in probability.
 _ALIKE = 2.0
-# A noise of this share of the target's spread leaves next to nothing explained.
+# With noise of at least this share of the target's standard deviation, next to nothing is explained.
 _UNEXPLAINED = 0.95
 _FEW_VALUES = 10
 
 
 def setting_words(settings: Mapping[str, Setting]) -> str:
-    """width 20, depth 1."""
+    """A setting, for example: width 20, depth 1."""
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def data_words(problem: TableProblem) -> str:
-    """Rows and columns, and what was left out or filled."""
-    counts = {kind: sum(own is kind for own in problem.kinds.values()) for kind in (Number, Flag, Category)}
-    words: dict[type[Column], str] = {Number: "of numbers", Flag: "of true and false", Category: "of categories"}
-    columns = ", ".join(f"{counts[kind]} {words[kind]}" for kind in counts if counts[kind])
-    left_out = [name for name in problem.table.names if name != problem.target and name not in problem.kinds]
-    parts = [f"{problem.table.name}: {len(problem.table):,} rows, {len(problem.kinds)} columns ({columns})"]
+    """The size of the table, and what was left out or filled in."""
+    used = problem.columns.names
+    counts = {"numeric": len(problem.columns.numeric), "categorical": len(problem.columns.categories)}
+    columns = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    left_out = [name for name in problem.table.names if name != problem.target and name not in used]
+    parts = [f"{problem.table.name}: {len(problem.table):,} rows, {len(used)} columns ({columns})"]
     if left_out:
         parts.append(f"left out: {', '.join(left_out)}")
     if problem.impute:
-        parts.append("missing cells filled")
+        parts.append("missing cells filled in")
     return "; ".join(parts) + "."
 
 
 def held_out(tuning: TuningResult, fit: TableFit, calibration: str) -> str:
-    """The chosen setting on the rows held out, beside the best setting there and beside knowing nothing."""
+    """The test error of the chosen setting, compared with the best setting and with a constant prediction."""
     name, label = "test_error", fit.task.short_label
     means = {words: fmean(values) for words, values in _grouped(tuning, name).items()}
     chosen = setting_words(tuning.best)
     finite = {words: mean for words, mean in means.items() if isfinite(mean)}
     best = min(finite, key=lambda words: finite[words])
-    beside = "no setting does better" if best == chosen else f"the best there, {best}, has {finite[best]:.4g}"
-    known = fit.task.ignorance(fit.training.targets, fit.held_out.targets)
-    return f"Held out: {label} {means[chosen]:.4g} ({beside}; {fit.task.without} {known:.4g}). {calibration}"
+    other = "the smallest of all settings" if best == chosen else f"smallest: {finite[best]:.4g} with {best}"
+    constant = fit.task.constant_error(fit.training.targets, fit.held_out.targets)
+    return f"Test {label}: {means[chosen]:.4g} ({other}; {fit.task.constant} has {constant:.4g}). {calibration}"
 
 
 def notes(
@@ -60,64 +59,67 @@ def notes(
     task: Task,
     widths_left_out: Sequence[int],
 ) -> list[str]:
-    """Everything that a user should know before trusting the choice."""
+    """What a user should know before trusting the choice."""
     found = []
     if widths_left_out:
         left = ", ".join(map(str, widths_left_out))
-        found.append(f"The usual widths {left} were left out: they make many weights. Ask for them with --width.")
+        found.append(
+            f"The usual widths {left} were left out because they make too many weights. Ask for them with --width."
+        )
     if config.max_rows is not None:
         found.append(f"Only the first {len(problem.table)} rows were used (preset smoke).")
     if isinstance(task, Regression):
-        found += _about_numbers(problem, task, fitted)
+        found += _about_regression(problem, task, fitted)
     alike = _alike(tuning)
     if alike:
         found.append(
-            f"The evidence hardly tells these settings apart (within {_ALIKE:g} nats of the best): {'; '.join(alike)}."
+            f"The evidence of these settings is within {_ALIKE:g} nats of the best, so they are about equally good: "
+            f"{'; '.join(alike)}."
         )
     found += _about_edges(tuning)
     if not fitted.settled:
         tuned = "δ and σ" if isinstance(task, Regression) else "δ"
         found.append(
-            f"{tuned} had not come to rest after {fitted.rounds} rounds: the final network may gain by another --seed."
+            f"{tuned} had not converged after {fitted.rounds} rounds. Another --seed may give a better final network."
         )
     if fitted.at_edge:
         found.append(
-            "The evidence has no maximum within the range of δ and σ: the columns say nothing about the target, or "
-            "explain it without any noise."
+            "The evidence has no maximum within the range of δ and σ: the columns either say nothing about the target "
+            "or explain it without noise."
         )
     diverged = sum(not isfinite(trial.evidence) for trial in tuning.trials)
     if diverged:
-        found.append(f"{diverged} of {len(tuning.trials)} trainings diverged; their settings were not chosen.")
+        found.append(f"{diverged} of {len(tuning.trials)} trainings diverged. Their settings were not chosen.")
     return found
 
 
-def _about_numbers(problem: TableProblem, task: Regression, fitted: Fitted) -> list[str]:
+def _about_regression(problem: TableProblem, task: Regression, fitted: Fitted) -> list[str]:
     values = problem.table.numbers(problem.target)
     different = len(set(values.tolist()))
     share = task.noise(fitted.likelihood)["sigma"] / task.target.scale
     found = []
     if different <= _FEW_VALUES:
         found.append(
-            f"The target {problem.target!r} has {different} different values only. If they are classes, use --task "
+            f"The target {problem.target!r} has only {different} different values. If they are classes, use --task "
             "classification."
         )
     if share > _UNEXPLAINED:
         found.append(
-            f"The noise that the evidence finds is {share:.0%} of the spread of {problem.target!r}: the columns say "
-            "next to nothing about it."
+            f"The noise σ is {share:.0%} of the standard deviation of {problem.target!r}: the columns say next to "
+            "nothing about it."
         )
     return found
 
 
 def _alike(tuning: TuningResult) -> list[str]:
-    """The other settings with nearly the evidence of the best."""
+    """The other settings whose evidence is close to that of the best."""
     means = {words: fmean(values) for words, values in _grouped(tuning, "evidence").items()}
     best = setting_words(tuning.best)
     return [words for words, mean in means.items() if words != best and means[best] - mean < _ALIKE]
 
 
 def _grouped(tuning: TuningResult, value: str) -> dict[str, list[float]]:
-    """A value of all repeats, by the setting in words."""
+    """The values of all repeats, grouped by the setting in words."""
     groups: dict[str, list[float]] = {}
     for trial in tuning.trials:
         groups.setdefault(setting_words(trial.settings), []).append(trial.values[value])
@@ -125,14 +127,14 @@ def _grouped(tuning: TuningResult, value: str) -> dict[str, list[float]]:
 
 
 def _about_edges(tuning: TuningResult) -> list[str]:
-    """A best setting that is the largest of those tried."""
+    """Notes about settings whose best value is the largest that was tried."""
     found = []
     for name in tuning.names:
         curve = tuning.curve(name)
         last, others = curve.mean[-1], curve.mean[:-1]
         if others and curve.best == curve.settings[-1] and last - max(others) > _ALIKE:
             found.append(
-                f"The best {name} is the largest that was tried ({curve.settings[-1]}), and the evidence still grows: "
-                f"try larger ones (--{name})."
+                f"The best {name} is the largest that was tried ({curve.settings[-1]}), and the evidence is still "
+                f"growing. Try larger values (--{name})."
             )
     return found

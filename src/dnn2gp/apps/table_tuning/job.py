@@ -1,4 +1,4 @@
-"""The job: read, tune by the evidence, refit on all rows, measure, predict, write."""
+"""The job: read, tune by the evidence, refit on all rows, evaluate, predict and write."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from dnn2gp.tune.restarts import Fitted
 
 @dataclass(frozen=True, eq=False)
 class TableTuningResult:
-    """What came of a tuning."""
+    """The result of `dnn2gp tune`."""
 
     tuning: TuningResult
-    """All trials, and the setting of the largest mean evidence."""
+    """All trials, and the setting with the largest mean evidence."""
     model: TableModel
-    """A network of that setting, trained on all rows, as a GP."""
+    """The network with that setting, trained on all rows, as a GP."""
     notes: tuple[str, ...]
     """What a user should know before trusting it."""
     files: tuple[Path, ...]
 
 
 def run(config: TableTuningConfig, console: Console | None = None) -> TableTuningResult:
-    """Tune, choose, refit, predict, draw, write; print what came out."""
+    """Tune, refit, predict, write all files, and print the result."""
     config.check()
     console = console or Console()
     problem = TableProblem.of(config)
     everything = problem.encoder()
     asked = None if config.predict is None else read_table(config.predict)
     if asked is not None:
-        everything.inputs(asked)  # what is wrong with it is better said now than after the tuning
+        everything.inputs(asked)  # so that errors in it show before the tuning
     widths, left_out = widths_of(config, everything.num_inputs, everything.target.num_outputs)
     prepare_folder(config.out)
     console.print(Text(_opening(config, problem)))
@@ -60,7 +60,7 @@ def run(config: TableTuningConfig, console: Console | None = None) -> TableTunin
     with show_progress():
         tuning = _tune(config, problem, fit, widths, console)
         tuning.save(config.out / "tuning.json")
-        fitted, model, calibration = _again(config, problem, fit, tuning)
+        fitted, model, calibration = _refit(config, problem, fit, tuning)
         found = Report(
             config=config,
             problem=problem,
@@ -81,10 +81,8 @@ def run(config: TableTuningConfig, console: Console | None = None) -> TableTunin
 
 
 def _opening(config: TableTuningConfig, problem: TableProblem) -> str:
-    known = "" if config.data is not None else "No DATA given, so the data are those that come with scikit-learn. "
-    held = (
-        f"{len(problem.held_out):,} rows are held out to test on." if len(problem.held_out) else "No row is held out."
-    )
+    known = "" if config.data is not None else "Without DATA, the example is a data set of scikit-learn. "
+    held = f"Test rows: {len(problem.held_out):,}." if len(problem.held_out) else "No test rows."
     return f"{known}{findings.data_words(problem)} Target: {problem.target!r} ({config.task}). {held}"
 
 
@@ -102,7 +100,7 @@ def _fit(config: TableTuningConfig, problem: TableProblem) -> TableFit:
 def _tune(
     config: TableTuningConfig, problem: TableProblem, fit: TableFit, widths: Sequence[int], console: Console
 ) -> TuningResult:
-    """Every width and depth, every repeat, each job on disk as soon as it is done."""
+    """Train every width and depth with every repeat; each finished job is written at once."""
     purpose = {
         "data": problem.digest(),
         "task": config.task,
@@ -123,12 +121,14 @@ def _tune(
             purpose=purpose,
         )
     except KeyboardInterrupt:
-        console.print(f"Stopped. The finished jobs are in {config.out / 'jobs'}: go on with --resume.", soft_wrap=True)
+        console.print(
+            f"Stopped. The finished jobs are in {config.out / 'jobs'}. Continue with --resume.", soft_wrap=True
+        )
         raise
 
 
 def _best_repeat(tuning: TuningResult) -> int:
-    """The repeat of the best setting with the largest evidence."""
+    """The repeat of the best setting that has the largest evidence."""
     own = [trial for trial in tuning.trials if trial.settings == tuning.best]
 
     def evidence(trial: Trial) -> float:
@@ -137,10 +137,10 @@ def _best_repeat(tuning: TuningResult) -> int:
     return max(own, key=evidence).repeat
 
 
-def _again(
+def _refit(
     config: TableTuningConfig, problem: TableProblem, fit: TableFit, tuning: TuningResult
 ) -> tuple[Fitted, TableModel, Calibration | None]:
-    """The chosen setting, trained on all rows with a δ and σ of its own; and as it was in the tuning, to calibrate."""
+    """Train the chosen setting on all rows, with δ and σ tuned anew, and again on the training rows for calibration."""
     encoder, architecture, repeat = problem.encoder(), fit.architecture(**_sizes(tuning)), _best_repeat(tuning)
     rows = problem.rows(encoder)
     work = [(rows, task_of(encoder.target)), (fit.training, fit.task)][: 2 if len(fit.held_out) else 1]
@@ -156,7 +156,7 @@ def _again(
 
 
 def _train(effort: TableEffort, architecture: Architecture, rows: TableRows, task: Task, repeat: int) -> Fitted:
-    """With one thread, as the jobs are: so the same job gives the same network."""
+    """Train with one thread, as the jobs do, so that the same job gives the same network."""
     with one_thread():
         return effort.train(architecture, rows, task, repeat)
 
@@ -174,7 +174,7 @@ def _pictures(found: Report, model: TableModel, calibration: Calibration | None)
 def _write(
     config: TableTuningConfig, found: Report, model: TableModel, drawn: dict[str, Figure], asked: Table | None
 ) -> tuple[Path, ...]:
-    """All files but tuning.json, each whole or not at all; the report first in the list."""
+    """Write all files but tuning.json, each completely or not at all; the report is the first in the list."""
     files = [config.out / "report.html", config.out / "tuning.json", *model.save(config.out)]
     for name, figure in drawn.items():
         files.append(config.out / f"{name}.png")

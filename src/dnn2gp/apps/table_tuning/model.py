@@ -1,4 +1,4 @@
-"""A tuned network as a GP, with the encoding of its table: predictions for data frames, and files for both."""
+"""A tuned network as a GP together with the encoding of its table: predict data frames, save and load."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from dnn2gp.support.errors import FileFormatError, InputError
 from dnn2gp.support.files import write_text, write_whole
 
 MODEL, PREPROCESSING = "model.safetensors", "preprocessing.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, eq=False)
 class TableModel:
-    """A GP that predicts rows of a table."""
+    """A GP that predicts the rows of a table."""
 
     gp: GaussianProcess
     encoder: Encoder
@@ -34,21 +34,22 @@ class TableModel:
 
     @property
     def task(self) -> Task:
-        """Numbers or classes."""
+        """Regression or classification."""
         return task_of(self.encoder.target)
 
     def predict(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Predictions of all rows, in the units of the target, with the index of `frame`; other columns are ignored.
+        """Predict all rows, in the units of the target and with the index of `frame`; other columns are ignored.
 
-        For numbers: mean, std (with noise), epistemic_std, and lower and upper of the central 90 % interval.
-        For classes: the most probable class, and p_… for each of them.
+        Returns:
+            For regression: mean, std (including noise), epistemic_std, and the bounds lower and upper of the central
+            90 % interval. For classification: the most probable class, and one column p_… per class.
         """
         if not isinstance(frame, pd.DataFrame):
             raise InputError(f"predict: expected a pandas DataFrame; got {type(frame).__name__}.")
         return self.predict_table(Table(frame, "the frame")).set_index(frame.index)
 
     def predict_table(self, table: Table) -> pd.DataFrame:
-        """The same for a table from a file."""
+        """Predict the rows of a table that was read from a file."""
         return self.task.frame(self.gp.predict(torch.from_numpy(self.encoder.inputs(table))))
 
     def save(self, folder: Path) -> tuple[Path, Path]:
@@ -65,16 +66,16 @@ class TableModel:
 
 
 def load_table_model(folder: str | PathLike[str]) -> TableModel:
-    """The model that `dnn2gp tune --out folder` wrote."""
+    """Load the model that `dnn2gp tune --out folder` wrote."""
     path = Path(folder) / PREPROCESSING
     if not path.exists():
-        raise InputError(f"{path} does not exist. Give the --out folder of a `dnn2gp tune` that ran to its end.")
+        raise InputError(f"{path} does not exist. Give the --out folder of a finished `dnn2gp tune`.")
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise FileFormatError(f"{path} is no JSON file ({error}). Tune again.") from error
+        raise FileFormatError(f"{path} is not a JSON file ({error}). Tune again.") from error
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        raise FileFormatError(f"{path} is not of format {_FORMAT}, which this release reads. Tune again.")
+        raise FileFormatError(f"{path} does not have format {_FORMAT}, which this release reads. Tune again.")
     encoder = Encoder.from_state(state, str(path))
     try:
         architecture = Architecture(**state["network"])
@@ -84,7 +85,7 @@ def load_table_model(folder: str | PathLike[str]) -> TableModel:
 
 
 def write_predictions(table: Table, predictions: pd.DataFrame, path: Path) -> None:
-    """The columns of the table as they came, then the predictions, as CSV; equal names get a `predicted_` before."""
+    """Write the columns of the table and the predictions as CSV; a name that is taken is prefixed with `predicted_`."""
     taken, names = set(table.names), []
     for name in predictions.columns:
         while name in taken:

@@ -10,13 +10,13 @@ from dnn2gp.apps.table_tuning.tasks import Task
 from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.gp.gaussian_process import GaussianProcess
 
-_LABELS = {"width": "width (hidden units of a layer)", "depth": "depth (hidden layers)"}
-# The curve of δ goes this many decades to both sides of the choice.
+_LABELS = {"width": "width (hidden units per layer)", "depth": "depth (hidden layers)"}
+# The curve of δ extends this many decades to either side of the choice.
 _DECADES, _POINTS = 1.5, 61
 
 
 def setting_curves(tuning: TuningResult, task: Task) -> dict[str, Figure]:
-    """For each setting that was varied: errors and evidence along it, the others as in the best one."""
+    """Errors and evidence along each setting that was varied, with the others as in the best setting."""
     found = {}
     for name in tuning.names:
         curve = tuning.curve(name)
@@ -33,14 +33,14 @@ def setting_curves(tuning: TuningResult, task: Task) -> dict[str, Figure]:
             errors,
             xlabel=_LABELS[name],
             log_x=name == "width",
-            title=f"The {name} of the network",
+            title=f"{name.capitalize()} of the network",
             error_label=task.error_label,
         )
     return found
 
 
 def precision_curve(gp: GaussianProcess, prior_precision: float) -> Figure:
-    """The log evidence along δ, at the features of the final network."""
+    """The log evidence as a function of δ, with the features of the final network."""
     factors = torch.logspace(-_DECADES, _DECADES, _POINTS, dtype=torch.float64)
     values = gp.evidence_function()(factors, torch.ones_like(factors))
     return plots.tuning_curves(
@@ -49,5 +49,5 @@ def precision_curve(gp: GaussianProcess, prior_precision: float) -> Figure:
         xlabel="prior precision δ",
         log_x=True,
         chosen=prior_precision,
-        title="δ of the final network",
+        title="Prior precision of the final network",
     )

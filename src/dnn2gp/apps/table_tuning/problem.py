@@ -1,4 +1,4 @@
-"""The user's table as a problem to learn: its rows to train on and to test on, and what it is known by."""
+"""The learning problem that a table poses: its training rows, its test rows, and its columns."""
 
 from __future__ import annotations
 
@@ -13,50 +13,48 @@ from sklearn.datasets import load_diabetes
 from torch import Tensor
 
 from dnn2gp.apps.table_tuning.config import TableTuningConfig
-from dnn2gp.apps.tables import Column, Encoder, Table, Target, feature_kinds, read_table
-from dnn2gp.apps.tables.targets import TASKS
+from dnn2gp.apps.tables import TASKS, Columns, Encoder, Table, Target, choose_columns, read_table
 from dnn2gp.support.errors import InputError
 
 USUAL_WIDTHS = (2, 5, 10, 20, 50)
-# Networks of the usual widths have no more weights than this, and those that are asked for no more than that.
+# The most weights of a network of the usual widths, and of widths that the user asks for.
 _USUAL_WEIGHTS, _MOST_WEIGHTS = 1200, 5000
 _FEWEST_ROWS, _FEWEST_TO_TRAIN = 5, 3
 
 
 @dataclass(frozen=True, eq=False)
 class TableRows:
-    """Rows as a network takes them."""
+    """Encoded rows."""
 
     inputs: Tensor
     """N × D, float64."""
     targets: Tensor
-    """N × 1, float64; or N labels."""
+    """N × 1, float64; or N class indices."""
 
     def __len__(self) -> int:
-        """The number of rows."""
         return len(self.inputs)
 
 
 @dataclass(frozen=True, eq=False)
 class TableProblem:
-    """A table, the columns that are used, and which rows are held out."""
+    """A table, the columns that are used, and the rows that are held out."""
 
     table: Table
     target: str
     task: type[Target]
-    kinds: dict[str, type[Column]]
+    columns: Columns
     impute: bool
     training: np.ndarray
-    """The rows to train on."""
+    """The training rows."""
     held_out: np.ndarray
-    """The rows to test on; maybe none."""
+    """The test rows; possibly none."""
 
     @staticmethod
     def of(config: TableTuningConfig) -> TableProblem:
-        """Read the table, check it, and hold rows out at random."""
+        """Read the table, check it, and hold out random rows."""
         table, target = _table(config)
         _check_rows(table)
-        kinds = feature_kinds(
+        columns = choose_columns(
             table,
             target,
             categorical=config.categorical,
@@ -65,23 +63,25 @@ class TableProblem:
         )
         task = TASKS[config.task]
         everything = np.arange(len(table))
-        problem = TableProblem(table, target, task, kinds, config.impute, everything, everything[:0])
-        known = problem.encoder(everything)  # checks every cell
+        problem = TableProblem(table, target, task, columns, config.impute, everything, everything[:0])
+        known = problem.encoder(everything)  # this checks every cell
         training, held_out = _split(known.targets(table), config.test_share, config.seed)
-        return TableProblem(table, target, task, kinds, config.impute, training, held_out)
+        return TableProblem(table, target, task, columns, config.impute, training, held_out)
 
     def encoder(self, rows: np.ndarray | None = None) -> Encoder:
-        """Fitted to these rows; to all of them, if none are given."""
-        return Encoder.fit(self.table, self.kinds, self.target, self.task, rows, impute=self.impute)
+        """The encoder fitted to the given rows, by default all."""
+        rows = np.arange(len(self.table)) if rows is None else rows
+        target = self.task.fit(self.table, self.target, rows)
+        return Encoder.fit(self.table, self.columns, target, rows, impute=self.impute)
 
     def rows(self, encoder: Encoder, which: np.ndarray | None = None) -> TableRows:
-        """These rows, encoded; all of them, if none are given."""
+        """The given rows, by default all, encoded."""
         inputs, targets = encoder.inputs(self.table), encoder.targets(self.table)
         chosen = np.arange(len(self.table)) if which is None else which
         return TableRows(torch.from_numpy(inputs[chosen]), torch.from_numpy(targets[chosen]))
 
     def digest(self) -> str:
-        """A hash of what is learnt from and tested on: the same for the same table, columns and rows."""
+        """A hash of the encoded training and test rows and of the encoding."""
         encoder = self.encoder(self.training)
         found = hashlib.sha256(json.dumps(encoder.state(), sort_keys=True).encode())
         for which in (self.training, self.held_out):
@@ -91,12 +91,12 @@ class TableProblem:
 
 
 def num_weights(num_inputs: int, num_outputs: int, width: int, depth: int) -> int:
-    """Of a network with `depth` hidden layers of `width` units, biases included."""
+    """The number of weights and biases of a network with `depth` hidden layers of `width` units."""
     return (num_inputs + 1) * width + (depth - 1) * (width + 1) * width + (width + 1) * num_outputs
 
 
 def widths_of(config: TableTuningConfig, num_inputs: int, num_outputs: int) -> tuple[tuple[int, ...], Sequence[int]]:
-    """The widths to try, and those of the usual ones that are left out for their many weights."""
+    """The widths to try, and the usual widths that are left out because they make too many weights."""
 
     def weights(width: int) -> int:
         return num_weights(num_inputs, num_outputs, width, max(config.depths))
@@ -109,8 +109,8 @@ def widths_of(config: TableTuningConfig, num_inputs: int, num_outputs: int) -> t
     if weights(largest) > _MOST_WEIGHTS:
         raise InputError(
             f"width: {largest} hidden units, {num_inputs} inputs and depth {max(config.depths)} make "
-            f"{weights(largest):,} weights; tuning takes networks of up to {_MOST_WEIGHTS:,}. Use smaller --width or "
-            "--depth, or --drop columns that have many categories."
+            f"{weights(largest):,} weights; expected at most {_MOST_WEIGHTS:,}. Use a smaller --width or --depth, or "
+            "--drop columns with many categories."
         )
     return kept, [width for width in USUAL_WIDTHS if config.widths is None and width not in kept]
 
@@ -122,7 +122,7 @@ def _table(config: TableTuningConfig) -> tuple[Table, str]:
     else:
         table = read_table(config.data)
     if config.target is None and config.data is not None:
-        raise InputError(f"Which column is to be predicted? Give --target, one of: {', '.join(table.names)}.")
+        raise InputError(f"target: which column is to be predicted? Give --target, one of: {', '.join(table.names)}.")
     table = table if config.max_rows is None else table.first(config.max_rows)
     return table, "target" if config.target is None else config.target
 
@@ -131,13 +131,13 @@ def _check_rows(table: Table) -> None:
     if len(table) < _FEWEST_ROWS:
         count = f"{len(table)} row{'' if len(table) == 1 else 's'}"
         raise InputError(
-            f"{table.name} has {count}; expected {_FEWEST_ROWS} at the least: columns are standardised, and some rows "
-            "are held out."
+            f"{table.name} has {count}; expected at least {_FEWEST_ROWS}, because columns are standardised and some "
+            "rows are held out."
         )
 
 
 def _split(targets: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to train on and to hold out, at random; of each class the same share, and never all of it."""
+    """Random training and test rows; the test rows have the same share of each class, and never a whole class."""
     generator = np.random.default_rng(seed)
     groups = [np.arange(len(targets))]
     if targets.ndim == 1:
@@ -147,7 +147,7 @@ def _split(targets: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np
     training = np.setdiff1d(np.arange(len(targets)), held_out)
     if len(training) < _FEWEST_TO_TRAIN or (share > 0 and not len(held_out)):
         raise InputError(
-            f"test-share: a share of {share:g} of {len(targets)} rows holds {len(held_out)} out and leaves "
-            f"{len(training)} to train on. Change --test-share (0: none), or give more rows."
+            f"test-share: a share of {share:g} of {len(targets)} rows leaves {len(training)} training rows and "
+            f"{len(held_out)} test rows. Change --test-share (0: no test rows), or add rows."
         )
     return training, held_out

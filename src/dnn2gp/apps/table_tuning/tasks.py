@@ -1,4 +1,4 @@
-"""Numbers or classes: the likelihood, the errors, and predictions in the units of the target."""
+"""Regression and classification: the likelihood, the errors, and predictions in the units of the target."""
 
 from __future__ import annotations
 
@@ -19,56 +19,56 @@ from dnn2gp.inference.predictive import Predictive
 from dnn2gp.likelihoods import CategoricalLikelihood, GaussianLikelihood, Likelihood
 
 LEVEL = 0.9
-"""Of the intervals that are written."""
+"""The level of the intervals that are written."""
 _QUANTILE = 1.6448536269514722
-"""Of N(0, 1) at ½ + LEVEL / 2."""
+"""The quantile of N(0, 1) at ½ + LEVEL / 2."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How well the model knows its own errors, on rows held out."""
+    """How well the predicted uncertainties match the errors on the test rows."""
 
     picture: Figure
     words: str
 
 
 class Task(ABC):
-    """What is asked of a network, for one target."""
+    """What a network is trained for: one kind of target."""
 
     error_label: ClassVar[str]
     short_label: ClassVar[str]
-    without: ClassVar[str]
-    """What predicts without looking at the columns."""
+    constant: ClassVar[str]
+    """The prediction that ignores the columns, in words."""
 
     @property
     @abstractmethod
     def num_outputs(self) -> int:
-        """Of the network."""
+        """The number of outputs of the network."""
 
     @property
     @abstractmethod
     def likelihood(self) -> Likelihood:
-        """With σ open in a regression."""
+        """The likelihood; in a regression σ is to be tuned."""
 
     @abstractmethod
     def noise(self, likelihood: Likelihood | None) -> dict[str, float]:
-        """`sigma` in the units of the target, NaN without a likelihood; nothing for classes."""
+        """`sigma` in the units of the target, NaN without a likelihood; empty in a classification."""
 
     @abstractmethod
     def scores(self, predictive: Predictive, targets: Tensor) -> dict[str, float]:
-        """`error`, and `log_likelihood`: the mean log predictive density of a row, in the units of the target."""
+        """`error`, and `log_likelihood`: the mean log predictive density per row, in the units of the target."""
 
     @abstractmethod
-    def ignorance(self, training: Tensor, held_out: Tensor) -> float:
-        """The error of a prediction that does not look at the columns."""
+    def constant_error(self, training: Tensor, held_out: Tensor) -> float:
+        """The error of the prediction that ignores the columns."""
 
     @abstractmethod
     def frame(self, predictive: Predictive) -> pd.DataFrame:
-        """The predictions of all rows, in the units of the target."""
+        """The predictions as a data frame, in the units of the target."""
 
     @abstractmethod
     def calibration(self, predictive: Predictive, targets: Tensor) -> Calibration:
-        """On rows that were held out."""
+        """The calibration on the test rows."""
 
 
 @final
@@ -79,20 +79,18 @@ class Regression(Task):
     target: NumberTarget
     error_label: ClassVar[str] = "root mean squared error"
     short_label: ClassVar[str] = "RMSE"
-    without: ClassVar[str] = "always the mean:"
+    constant: ClassVar[str] = "always predicting the mean"
 
     @property
     def num_outputs(self) -> int:
-        """One."""
         return self.target.num_outputs
 
     @property
     def likelihood(self) -> Likelihood:
-        """Gaussian, σ open."""
         return GaussianLikelihood()
 
     def noise(self, likelihood: Likelihood | None) -> dict[str, float]:
-        """σ of y, which is `scale` times that of z."""
+        """The noise of y, which is `scale` times the noise of z."""
         own = likelihood.sigma.item() if isinstance(likelihood, GaussianLikelihood) else nan
         return {"sigma": self.target.scale * own}
 
@@ -103,12 +101,11 @@ class Regression(Task):
         error = self.target.scale * z.square().mean().sqrt().item()
         return {"error": error, "log_likelihood": density.mean().item()}
 
-    def ignorance(self, training: Tensor, held_out: Tensor) -> float:
-        """Of the mean of the training rows."""
+    def constant_error(self, training: Tensor, held_out: Tensor) -> float:
         return self.target.scale * (held_out - training.mean()).square().mean().sqrt().item()
 
     def frame(self, predictive: Predictive) -> pd.DataFrame:
-        """Mean, standard deviation with noise and without, and the central 90 % interval."""
+        """The mean, the standard deviation with and without noise, and the central 90 % interval."""
         scale = self.target.scale
         mean = self.target.mean + scale * predictive.mean[:, 0].numpy()
         std = scale * predictive.std[:, 0].numpy()
@@ -118,66 +115,61 @@ class Regression(Task):
         return pd.DataFrame(columns)
 
     def calibration(self, predictive: Predictive, targets: Tensor) -> Calibration:
-        """Coverage of central intervals: the share of targets inside, for levels from 5 % to 95 %."""
+        """The coverage of central intervals at levels from 5 % to 95 %."""
         z = ((targets - predictive.mean) / predictive.std)[:, 0].numpy()
         pit = np.array([0.5 * (1 + erf(value / sqrt(2))) for value in z])
         levels = np.linspace(0.05, 0.95, 19)
         observed = [float((np.abs(2 * pit - 1) <= level).mean()) for level in levels]
         inside = float((np.abs(z) <= _QUANTILE).mean())
-        words = f"{inside:.0%} of the {len(z)} targets held out are inside their {LEVEL:.0%} intervals."
+        words = f"{inside:.0%} of the {len(z)} test targets are inside their {LEVEL:.0%} intervals."
         return Calibration(plots.coverage(levels, observed, len(z), pit=pit), words)
 
 
 @final
 @dataclass(frozen=True)
 class Classification(Task):
-    """Classes with probabilities softmax f, averaged over the posterior of f by the probit approximation."""
+    """Class probabilities softmax(f), averaged over the posterior of f by the probit approximation."""
 
     target: ClassTarget
-    error_label: ClassVar[str] = "share of wrong classes"
-    short_label: ClassVar[str] = "share wrong"
-    without: ClassVar[str] = "always the most frequent class:"
+    error_label: ClassVar[str] = "share of misclassified rows"
+    short_label: ClassVar[str] = "error rate"
+    constant: ClassVar[str] = "always predicting the most frequent class"
 
     @property
     def num_outputs(self) -> int:
-        """One for each class."""
         return self.target.num_outputs
 
     @property
     def likelihood(self) -> Likelihood:
-        """Softmax."""
         return CategoricalLikelihood()
 
     def noise(self, likelihood: Likelihood | None) -> dict[str, float]:
-        """None."""
         return {}
 
     def scores(self, predictive: Predictive, targets: Tensor) -> dict[str, float]:
-        """The share of wrong classes, and mean log p(y)."""
+        """The error rate, and the mean of log p(y)."""
         probabilities = predictive.probit()
         return {"error": 1 - accuracy(probabilities, targets), "log_likelihood": -nll(probabilities, targets)}
 
-    def ignorance(self, training: Tensor, held_out: Tensor) -> float:
-        """Of the most frequent class of the training rows."""
+    def constant_error(self, training: Tensor, held_out: Tensor) -> float:
         return (held_out != training.mode().values).double().mean().item()
 
     def frame(self, predictive: Predictive) -> pd.DataFrame:
-        """The most probable class, and the probability of each."""
+        """The most probable class, and the probability of every class."""
         probabilities = predictive.probit().numpy()
         best = [self.target.classes[position] for position in probabilities.argmax(1)]
         columns = {f"p_{name}": probabilities[:, k] for k, name in enumerate(self.target.classes)}
         return pd.DataFrame({"class": best, **columns})
 
     def calibration(self, predictive: Predictive, targets: Tensor) -> Calibration:
-        """A reliability diagram."""
+        """A reliability diagram and the expected calibration error."""
         probabilities = predictive.probit()
         confidence, chosen = probabilities.max(-1)
         error = ece(probabilities, targets, num_bins=10)
         right = (chosen == targets).double().mean().item()
         words = (
-            f"Of the {len(targets)} rows held out {right:.1%} are classified rightly; the mean probability that the "
-            f"model gave to its answers is {confidence.mean().item():.1%}. The expected calibration error is "
-            f"{error:.3f}."
+            f"{right:.1%} of the {len(targets)} test rows are classified correctly; the mean confidence is "
+            f"{confidence.mean().item():.1%}. The expected calibration error is {error:.3f}."
         )
         return Calibration(plots.reliability(confidence.numpy(), (chosen == targets).numpy(), ece=error), words)
 

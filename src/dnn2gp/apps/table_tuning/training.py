@@ -1,4 +1,4 @@
-"""One training of a network on encoded rows, δ and σ by the evidence, and what is measured of it."""
+"""Train a network on encoded rows, with δ and σ chosen by the evidence, and evaluate it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dnn2gp.network.mlp import mlp
 from dnn2gp.support.errors import DivergedError, NotAMinimumWarning, NotPositiveDefiniteError
 from dnn2gp.tune.restarts import Fitted, fit_restarts
 
-# Of the values that are kept: what comes after depends on where in memory numbers lie, and differs from run to run.
+# Significant digits of the values that are kept; further digits depend on memory alignment and vary between runs.
 _DIGITS = 10
 _DIVERGED = (DivergedError, NotPositiveDefiniteError, torch.linalg.LinAlgError)
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A multi-layer perceptron, as JSON takes it."""
+    """The sizes of a multi-layer perceptron."""
 
     num_inputs: int
     num_outputs: int
@@ -33,21 +33,21 @@ class Architecture:
     activation: str
 
     def build(self) -> nn.Module:
-        """A fresh one, in float64."""
+        """A new network with random weights, in float64."""
         sizes = {"width": self.width, "depth": self.depth}
         return mlp(self.num_inputs, self.num_outputs, **sizes, activation=self.activation).double()
 
 
 @dataclass(frozen=True)
 class TableEffort:
-    """How a training is done."""
+    """The effort of a training."""
 
     restarts: int
     max_rounds: int
     seed: int
 
     def train(self, architecture: Architecture, rows: TableRows, task: Task, repeat: int) -> Fitted:
-        """The best of some starts; another repeat has other starts."""
+        """Train from several starts and keep the best; each repeat has other starts."""
         return fit_restarts(
             architecture.build,
             rows.inputs,
@@ -60,7 +60,7 @@ class TableEffort:
 
 
 def converted(fitted: Fitted, rows: TableRows) -> GaussianProcess:
-    """The trained network as a GP; how far it is from a minimum is for `diagnose` to say."""
+    """The trained network as a GP, without the warning about minima: `diagnose` reports on that."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotAMinimumWarning)
         return convert(fitted.network, (rows.inputs, rows.targets), fitted.likelihood, fitted.prior_precision)
@@ -68,7 +68,7 @@ def converted(fitted: Fitted, rows: TableRows) -> GaussianProcess:
 
 @dataclass(frozen=True, eq=False)
 class TableFit:
-    """The function that a job of the grid calls: one training with one setting."""
+    """The function of the grid: train and evaluate one setting."""
 
     task: Task
     training: TableRows
@@ -77,15 +77,15 @@ class TableFit:
     effort: TableEffort
 
     def architecture(self, width: int, depth: int) -> Architecture:
-        """The network of a setting."""
+        """The network with this width and depth."""
         return Architecture(self.training.inputs.shape[1], self.task.num_outputs, width, depth, self.activation)
 
     def train(self, width: int, depth: int, repeat: int) -> Fitted:
-        """The training itself."""
+        """Train the network with this width and depth."""
         return self.effort.train(self.architecture(width, depth), self.training, self.task, repeat)
 
     def __call__(self, width: int, depth: int, repeat: int) -> dict[str, float]:
-        """Its evidence and errors, δ and σ; an evidence of −∞ for a training that diverged."""
+        """The evidence, the errors, δ and σ; the evidence of a training that diverged is −∞."""
         try:
             fitted = self.train(width, depth, repeat)
             gp = converted(fitted, self.training)

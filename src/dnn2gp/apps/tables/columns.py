@@ -1,209 +1,128 @@
-"""Columns as a network sees them: numbers standardised, true and false as 1 and 0, categories one input each."""
+"""The columns that a network sees: which are numeric, which are categorical, and which are refused."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, final
+from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
-from dnn2gp.apps.tables.table import Table
+from dnn2gp.apps.tables.table import Table, as_numbers, named
 from dnn2gp.support.errors import InputError
 
-
-class Column(ABC):
-    """How one column becomes inputs of the network; known from the rows that it was fitted to."""
-
-    kind: ClassVar[str]
-    name: str
-
-    @staticmethod
-    @abstractmethod
-    def fit(table: Table, name: str, rows: np.ndarray, impute: bool) -> Column:
-        """From these rows of a table, the categories from all; `impute` fills cells that are missing later on."""
-
-    @staticmethod
-    @abstractmethod
-    def missing(table: Table, name: str) -> np.ndarray:
-        """The rows whose cell is missing."""
-
-    @property
-    @abstractmethod
-    def fills(self) -> bool:
-        """Whether a missing cell is filled rather than refused."""
-
-    @property
-    @abstractmethod
-    def num_inputs(self) -> int:
-        """The number of inputs it becomes."""
-
-    @abstractmethod
-    def encode(self, table: Table) -> np.ndarray:
-        """The inputs of every row, N × num_inputs, of a table with no missing cell that is not filled."""
-
-    def state(self) -> dict[str, Any]:
-        """Everything, as JSON takes it."""
-        return {"kind": self.kind, **asdict(self)}  # pyright: ignore[reportArgumentType] (all kinds are dataclasses)
+MAX_CATEGORIES = 100
+"""A text column with more different values than this is an id or free text."""
+# In a table with more rows than this, text that never repeats is an id.
+_FEW = 10
 
 
-@final
 @dataclass(frozen=True)
-class Number(Column):
-    """A number x, as (x − mean) / scale."""
+class Columns:
+    """The columns that the target is predicted from, by their kind."""
 
-    kind: ClassVar[str] = "number"
-    name: str
-    mean: float
-    scale: float
-    """The standard deviation; 1 where all the fitted rows have the same number."""
-    fill: float | None
-    """The median, if missing cells are filled."""
-
-    @staticmethod
-    def fit(table: Table, name: str, rows: np.ndarray, impute: bool) -> Number:
-        """Median, mean and standard deviation of these rows, the mean and deviation with missing cells filled."""
-        own = finite_numbers(table, name)[rows]
-        known = own[~np.isnan(own)]
-        if not len(known):
-            raise InputError(f"{table.name}: column {name!r} has no number in the rows to train on. Leave it out.")
-        middle = float(np.median(known))
-        filled = np.where(np.isnan(own), middle, own)
-        mean, scale = moments(table, name, filled)
-        return Number(name, mean, scale if scale > 0 else 1.0, middle if impute else None)
+    numeric: tuple[str, ...]
+    categories: dict[str, tuple[str, ...]]
+    """Categorical column → its categories in the whole table."""
 
     @property
-    def fills(self) -> bool:
-        """Whether there is a median to fill in."""
-        return self.fill is not None
-
-    @property
-    def num_inputs(self) -> int:
-        """One."""
-        return 1
-
-    @staticmethod
-    def missing(table: Table, name: str) -> np.ndarray:
-        """The rows without a number."""
-        return np.flatnonzero(np.isnan(finite_numbers(table, name)))
-
-    def encode(self, table: Table) -> np.ndarray:
-        """(x − mean) / scale."""
-        values = finite_numbers(table, self.name)
-        filled = values if self.fill is None else np.where(np.isnan(values), self.fill, values)
-        return ((filled - self.mean) / self.scale)[:, None]
+    def names(self) -> tuple[str, ...]:
+        """All columns, the numeric ones first."""
+        return (*self.numeric, *self.categories)
 
 
-@final
-@dataclass(frozen=True)
-class Flag(Column):
-    """True as 1, false as 0."""
+def choose_columns(
+    table: Table,
+    target: str,
+    *,
+    categorical: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    drop_constant: bool = False,
+) -> Columns:
+    """Find the kind of every column that the target is predicted from.
 
-    kind: ClassVar[str] = "flag"
-    name: str
-    fill: bool | None
-    """The more frequent of the two, if missing cells are filled."""
+    Args:
+        table: The user's table.
+        target: The column to predict.
+        categorical: Columns whose numbers are names, such as codes.
+        drop: Columns to leave out.
+        drop_constant: Leave out columns in which all cells are the same; otherwise they are refused.
 
-    @staticmethod
-    def fit(table: Table, name: str, rows: np.ndarray, impute: bool) -> Flag:
-        """The more frequent of the two in these rows."""
-        own = table.truths(name)[rows]
-        return Flag(name, bool(np.nansum(own) * 2 >= np.sum(~np.isnan(own))) if impute else None)
-
-    @property
-    def fills(self) -> bool:
-        """Whether there is a value to fill in."""
-        return self.fill is not None
-
-    @property
-    def num_inputs(self) -> int:
-        """One."""
-        return 1
-
-    @staticmethod
-    def missing(table: Table, name: str) -> np.ndarray:
-        """The rows with neither."""
-        return np.flatnonzero(np.isnan(table.truths(name)))
-
-    def encode(self, table: Table) -> np.ndarray:
-        """1 or 0."""
-        values = table.truths(self.name)
-        return (values if self.fill is None else np.where(np.isnan(values), float(self.fill), values))[:, None]
-
-
-@final
-@dataclass(frozen=True)
-class Category(Column):
-    """A text out of some, as an input for each of them that is 1 for its own and 0 for others (one-hot)."""
-
-    kind: ClassVar[str] = "category"
-    name: str
-    categories: tuple[str, ...]
-    fill: str | None
-    """The most frequent one, if missing cells are filled."""
-
-    @staticmethod
-    def fit(table: Table, name: str, rows: np.ndarray, impute: bool) -> Category:
-        """The categories of the whole table; the most frequent one of these rows."""
-        texts = table.texts(name)
-        known = sorted({text for text in texts if text is not None})
-        counts = Counter(text for row in rows if (text := texts[row]) is not None)
-        common = max(known, key=lambda text: counts[text]) if impute else None
-        return Category(name, tuple(known), common)
-
-    @property
-    def fills(self) -> bool:
-        """Whether there is a category to fill in."""
-        return self.fill is not None
-
-    @property
-    def num_inputs(self) -> int:
-        """One for each category."""
-        return len(self.categories)
-
-    @staticmethod
-    def missing(table: Table, name: str) -> np.ndarray:
-        """The rows without a text."""
-        return np.flatnonzero([text is None for text in table.texts(name)])
-
-    def encode(self, table: Table) -> np.ndarray:
-        """One-hot; a category that was not there when it was fitted is an error."""
-        texts = [self.fill if text is None else text for text in table.texts(self.name)]
-        place = {text: position for position, text in enumerate(self.categories)}
-        for row, text in enumerate(texts):
-            if text not in place:
-                raise InputError(
-                    f"{table.where(row, self.name)}: {text!r} is none of the {len(place)} categories that the model "
-                    f"knows ({_some(self.categories)}). Correct the cell, or tune with rows that have it."
-                )
-        return np.eye(len(place))[[place[text] for text in texts if text is not None]]
-
-
-KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (Number, Flag, Category)}
-
-
-def finite_numbers(table: Table, name: str) -> np.ndarray:
-    """The numbers of a column, NaN where one is missing; an infinite one is refused."""
-    values = table.numbers(name)
-    infinite = np.flatnonzero(np.isinf(values))
-    if len(infinite):
+    Raises:
+        InputError: For a column that says nothing (constant, an id, free text), has no name, or holds dates.
+    """
+    for name in (target, *categorical, *drop):
+        table.column(name)
+    if target in drop:
+        raise InputError(f"drop: {target!r} is the target, which cannot be dropped.")
+    names = [name for name in table.names if name != target and name not in drop]
+    _check_named(table, names)
+    numeric = [name for name in names if name not in categorical and _is_numeric(table, name)]
+    constant = [name for name in names if _is_constant(table, name, name in numeric)]
+    if constant and not drop_constant:
         raise InputError(
-            f"{table.where(int(infinite[0]), name)}: infinite, or too large for a number. Correct the cell, or remove "
-            "the row."
+            f"{table.name}: all cells of {named(constant)} are the same, which says nothing about {target!r}. Remove "
+            "the column, or leave out all constant columns with --drop-constant."
         )
-    return values
+    kept = [name for name in names if name not in constant]
+    if not kept:
+        raise InputError(f"{table.name}: no columns are left to predict {target!r} from.")
+    return Columns(
+        numeric=tuple(name for name in kept if name in numeric),
+        categories={name: _categories(table, name) for name in kept if name not in numeric},
+    )
 
 
-def moments(table: Table, name: str, values: np.ndarray) -> tuple[float, float]:
-    """Mean and standard deviation; 0 where all values are the same, whatever rounding says."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean, scale = float(values.mean()), float(values.std())
-    if not np.isfinite([mean, scale]).all():
-        raise InputError(f"{table.name}: the numbers of column {name!r} are too large to be squared. Rescale them.")
-    return mean, scale if values.min() < values.max() else 0.0
+def _check_named(table: Table, names: Sequence[str]) -> None:
+    for name in names:
+        if name.startswith("Unnamed: "):
+            raise InputError(
+                f"{table.name}: column {int(name.split()[1]) + 1} has no name. Name it; or, if it only numbers the "
+                f"rows, leave it out with --drop '{name}'."
+            )
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+def _is_numeric(table: Table, name: str) -> bool:
+    dtype = table.column(name).dtype
+    if pd.api.types.is_bool_dtype(dtype) or isinstance(dtype, pd.CategoricalDtype):
+        return False
+    if pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_complex_dtype(dtype):
+        return True
+    if not (pd.api.types.is_object_dtype(dtype) or pd.api.types.is_string_dtype(dtype)):
+        raise InputError(
+            f"{table.name}: column {name!r} holds {dtype}. Expected numbers, text, or true and false. Convert dates "
+            f"and times to numbers first, or leave the column out with --drop {name!r}."
+        )
+    texts = table.texts(name)
+    different = texts.dropna().drop_duplicates()
+    other = np.isnan(as_numbers(different))
+    if other.any() and 2 * other.sum() < len(different):
+        bad = np.isnan(as_numbers(texts)) & texts.notna().to_numpy()
+        table.refuse(
+            name,
+            bad,
+            "expected a number, like most other cells of the column. Correct it; or, if the numbers are names, use "
+            f"--categorical {name!r}.",
+        )
+    return not other.any()
+
+
+def _is_constant(table: Table, name: str, numeric: bool) -> bool:
+    values = pd.Series(table.numbers(name)) if numeric else table.texts(name)
+    return values.nunique() < 2
+
+
+def _categories(table: Table, name: str) -> tuple[str, ...]:
+    texts = table.texts(name).dropna()
+    count = texts.nunique()
+    if count == len(texts) > _FEW:
+        raise InputError(
+            f"{table.name}: every cell of column {name!r} has a different text, from which nothing can be learnt. If "
+            f"it is an id, leave it out with --drop {name!r}."
+        )
+    if count > MAX_CATEGORIES:
+        raise InputError(
+            f"{table.name}: column {name!r} has {count} different texts; expected at most {MAX_CATEGORIES} categories. "
+            f"If it is an id or free text, leave it out with --drop {name!r}."
+        )
+    return tuple(sorted(texts.unique()))

@@ -1,4 +1,4 @@
-"""A table as the tensors of a training, and how it was made so, to do the same with other rows."""
+"""A table as the inputs and targets of a network, encoded by scikit-learn, and the encoding as JSON."""
 
 from __future__ import annotations
 
@@ -7,49 +7,56 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from dnn2gp.apps.tables.columns import KINDS, Column
+from dnn2gp.apps.tables.columns import Columns
 from dnn2gp.apps.tables.table import Table, named
-from dnn2gp.apps.tables.targets import TASKS, Target
+from dnn2gp.apps.tables.targets import Target, target_from_state
 from dnn2gp.support.errors import FileFormatError, InputError
 
+_NUMERIC, _CATEGORICAL = "numeric", "categorical"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Encoder:
-    """The columns that are inputs, in their order, and the target."""
+    """Numeric columns standardised, categorical columns one-hot encoded, and the target.
 
-    columns: tuple[Column, ...]
+    A category with two values, such as true and false, becomes one input.
+    """
+
+    columns: Columns
     target: Target
+    transformer: ColumnTransformer
+    impute: bool
+    """Whether missing cells are filled (by the median or the most frequent category) rather than refused."""
 
     @staticmethod
-    def fit(
-        table: Table,
-        kinds: Mapping[str, type[Column]],
-        target: str,
-        task: type[Target],
-        rows: np.ndarray | None = None,
-        *,
-        impute: bool = False,
-    ) -> Encoder:
-        """With means, deviations, medians and frequencies of these rows (all, if none are given).
-
-        Cells that are missing are refused, or with `impute` filled: numbers by their median, others by the most
-        frequent one.
-        """
-        rows = np.arange(len(table)) if rows is None else rows
-        known = task.fit(table, target, rows)
-        if not impute:
-            _check_missing(table, kinds)
-        return Encoder(tuple(kind.fit(table, name, rows, impute) for name, kind in kinds.items()), known)
+    def fit(table: Table, columns: Columns, target: Target, rows: np.ndarray, *, impute: bool = False) -> Encoder:
+        """Fit means, scales, medians and frequencies to some rows; the categories are those of the whole table."""
+        encoder = Encoder(columns, target, _transformer(columns), impute)
+        frame = encoder._frame(table).iloc[rows]
+        empty = [name for name in columns.names if frame[name].isna().all()]
+        if empty:
+            raise InputError(f"{table.name}: no training row has a value in {named(empty)}. Leave it out with --drop.")
+        encoder.transformer.fit(frame)
+        return encoder
 
     @property
     def num_inputs(self) -> int:
-        """Of the network."""
-        return sum(column.num_inputs for column in self.columns)
+        """The number of inputs of the network."""
+        return len(self.transformer.get_feature_names_out())
 
     def inputs(self, table: Table) -> np.ndarray:
-        """The inputs of all rows, N × num_inputs."""
-        absent = [column.name for column in self.columns if column.name not in table.frame.columns]
+        """The inputs of all rows, N × num_inputs.
+
+        Raises:
+            InputError: If a column is absent, or a cell is missing (without `impute`), not a number, or a new category.
+        """
+        absent = [name for name in self.columns.names if name not in table.frame.columns]
         if absent:
             raise InputError(
                 f"{table.name} lacks the column{'s' if len(absent) > 1 else ''} {named(absent)}, which the model "
@@ -57,42 +64,95 @@ class Encoder:
             )
         if not len(table):
             raise InputError(f"{table.name} has no rows.")
-        _check_missing(table, {column.name: type(column) for column in self.columns if not column.fills})
-        return np.concatenate([column.encode(table) for column in self.columns], axis=1)
+        return np.asarray(self.transformer.transform(self._frame(table)), dtype=np.float64)
 
     def targets(self, table: Table) -> np.ndarray:
-        """The targets of all rows."""
+        """The encoded targets of all rows."""
         return self.target.encode(table)
 
     def state(self) -> dict[str, Any]:
-        """Everything, as JSON takes it."""
-        return {"target": self.target.state(), "columns": [column.state() for column in self.columns]}
+        """The fitted encoding, as JSON takes it: one record per column."""
+        fitted = self.transformer.named_transformers_
+        records: list[dict[str, Any]] = []
+        if self.columns.numeric:
+            imputer, scaler = (step for _, step in fitted[_NUMERIC].steps)
+            values = np.stack([imputer.statistics_, scaler.mean_, scaler.scale_], axis=1).tolist()
+            for name, (fill, mean, scale) in zip(self.columns.numeric, values, strict=True):
+                records.append({"name": name, "kind": "number", "fill": fill, "mean": mean, "scale": scale})
+        if self.columns.categories:
+            fills = fitted[_CATEGORICAL].steps[0][1].statistics_
+            for (name, categories), fill in zip(self.columns.categories.items(), fills, strict=True):
+                records.append({"name": name, "kind": "category", "fill": fill, "categories": list(categories)})
+        return {"impute": self.impute, "target": self.target.state(), "columns": records}
 
     @staticmethod
     def from_state(state: object, where: str = "the state") -> Encoder:
-        """The inverse of `state`."""
+        """The inverse of `state`: refitted to one row of the fill values, then given the means and scales."""
         try:
             if not isinstance(state, Mapping):
-                raise TypeError("no mapping")
-            columns = tuple(_made(KINDS[own["kind"]], own, "kind") for own in state["columns"])
-            return Encoder(columns, _made(TASKS[state["target"]["task"]], state["target"], "task"))
-        except (KeyError, TypeError) as error:
-            raise FileFormatError(f"{where} does not say how to encode a table ({error!r}). Tune again.") from error
+                raise TypeError("not a mapping")
+            records = {
+                kind: [own for own in state["columns"] if own["kind"] == kind] for kind in ("number", "category")
+            }
+            numbers, others = records["number"], records["category"]
+            columns = Columns(
+                tuple(own["name"] for own in numbers), {own["name"]: tuple(own["categories"]) for own in others}
+            )
+            if not columns.names or len(columns.names) != len(state["columns"]):
+                raise KeyError("columns")
+            transformer = _transformer(columns)
+            transformer.fit(pd.DataFrame({own["name"]: [own["fill"]] for own in (*numbers, *others)}))
+            if numbers:
+                scaler = transformer.named_transformers_[_NUMERIC].steps[1][1]
+                scaler.mean_ = np.array([own["mean"] for own in numbers], dtype=np.float64)
+                scaler.scale_ = np.array([own["scale"] for own in numbers], dtype=np.float64)
+                scaler.var_ = scaler.scale_**2
+            return Encoder(columns, target_from_state(state["target"]), transformer, bool(state["impute"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileFormatError(
+                f"{where} does not describe the encoding of a table ({error!r}). Tune again."
+            ) from error
+
+    def _frame(self, table: Table) -> pd.DataFrame:
+        """The columns as scikit-learn takes them, every cell checked."""
+        found: dict[str, pd.Series] = {name: pd.Series(table.numbers(name)) for name in self.columns.numeric}
+        for name, categories in self.columns.categories.items():
+            found[name] = table.texts(name)
+            unknown = (found[name].notna() & ~found[name].isin(categories)).to_numpy()
+            known = ", ".join(categories[:8]) + (", …" if len(categories) > 8 else "")
+            table.refuse(
+                name,
+                unknown,
+                f"not one of the {len(categories)} categories that the model knows ({known}). Correct the cell, or "
+                "tune again with rows that have it.",
+            )
+        frame = pd.DataFrame(found)
+        if not self.impute:
+            _check_missing(table, frame)
+        return frame
 
 
-def _made(kind: type, state: Mapping[str, Any], tag: str) -> Any:
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in state.items() if name != tag}
-    return kind(**values)
+def _transformer(columns: Columns) -> ColumnTransformer:
+    numeric = make_pipeline(SimpleImputer(strategy="median"), StandardScaler())
+    categories = [np.array(own, dtype=object) for own in columns.categories.values()]
+    categorical = make_pipeline(
+        SimpleImputer(strategy="most_frequent"),
+        OneHotEncoder(categories=categories, drop="if_binary", sparse_output=False),  # type: ignore[arg-type]
+    )
+    groups = [(_NUMERIC, numeric, list(columns.numeric)), (_CATEGORICAL, categorical, list(columns.categories))]
+    return ColumnTransformer([group for group in groups if group[2]])
 
 
-def _check_missing(table: Table, kinds: Mapping[str, type[Column]]) -> None:
-    missing = {name: rows for name, kind in kinds.items() if len(rows := kind.missing(table, name))}
-    if not missing:
+def _check_missing(table: Table, frame: pd.DataFrame) -> None:
+    missing = frame.isna()
+    rows, count = missing.any(axis=1).to_numpy(), int(missing.to_numpy().sum())
+    if not count:
         return
-    name, rows = min(missing.items(), key=lambda item: item[1][0])
-    count = sum(len(rows) for rows in missing.values())
-    more = f" ({count} cells are missing in all, in {named(list(missing))})" if count > 1 else ""
+    row = int(np.flatnonzero(rows)[0])
+    name = str(missing.columns[missing.iloc[row]][0])
+    affected = [str(each) for each in missing.columns[missing.any()]]
+    more = f" ({count} cells are missing in total, in {named(affected)})" if count > 1 else ""
     raise InputError(
-        f"{table.where(int(rows[0]), name)}: the value is missing{more}. Fill it, remove the row, or tune with "
-        "--impute, which fills in the median of a number and the most frequent of other columns."
+        f"{table.where(row, name)}: the value is missing{more}. Fill it in, remove the row, or tune with --impute, "
+        "which fills in the median of a numeric column and the most frequent category of others."
     )
