@@ -13,6 +13,8 @@ from dnn2gp.features import (
     LayerwiseFeatures,
     StackedFeatures,
 )
+from dnn2gp.features.budget.chunked import form
+from dnn2gp.features.knowledge import Knowledge
 from dnn2gp.network import Network
 from dnn2gp.weights.structures import DensePrecision, DiagonalPrecision
 
@@ -26,7 +28,7 @@ CHUNKS = {"at once": None, "in chunks": 2}
 def _cut(features, chunk):
     """The same features, with at most so many examples at a time."""
     if chunk is not None:
-        features.fast_chunk = lambda num_rows: chunk
+        features.fast_chunk = lambda inputs, num_rows: chunk
     return features
 
 
@@ -36,7 +38,8 @@ def _jacobian(chunk):
 
 def _looped(chunk):
     features, x, J = _jacobian(chunk)
-    features.batched = features.forward_mode = False
+    known = form(x)
+    features.knowledge = Knowledge({("batched", known): False, ("forward mode", known): False})
     return features, x, J
 
 

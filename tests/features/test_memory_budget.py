@@ -93,7 +93,7 @@ def test_operations_of_a_kernel_are_those_of_its_factors(features):
     """N²/2 pairs: 2 (K² o + i) operations for each layer, with a bias among the i inputs."""
     engine, x = features
     pair = 2 * (25 * 30 + 5) + 2 * (25 * 5 + 31)
-    assert engine.pair_operations(5, 5) == pair
+    assert engine.pair_operations(x, 5, 5) == pair
     assert engine.plan("kernel_full", x).operations >= 50**2 / 2 * pair
 
 
@@ -138,6 +138,7 @@ def test_one_delta_a_layer_and_one_a_weight_are_measured_apart(features):
     engine, x = features
     for values in (torch.ones(engine.num_weights), torch.arange(1.0, engine.num_weights + 1)):
         engine.kernel_trace(x, DiagonalPrecision(values))
-    needs = [need(20) for key, need in engine._needs.items() if key[2] == "J Σ^½" and DiagonalPrecision in key[3]]
+    measured = engine.knowledge._facts.items()
+    needs = [need(20) for key, need in measured if key[-2] == "J Σ^½" and DiagonalPrecision in key[-1]]
     assert len(needs) == 2
     assert needs[1] > 2 * needs[0]

@@ -100,7 +100,7 @@ def test_a_wrong_rule_is_not_used(factor):
     """It is found out on the first examples."""
     module, x = Sine().double(), randn(4, 3)
     rule(sine_scale)(lambda weights, args, kwargs, output: sine_use(weights, args, *args, factor=factor))
-    with pytest.warns(FallbackWarning, match="for w there is one, but it disagrees with a backward pass") as seen:
+    with pytest.warns(FallbackWarning, match="w .*disagrees") as seen:
         features = engine(module, x)
     own = [warning for warning in seen if issubclass(warning.category, FallbackWarning)]
     assert own[0].filename == support.__file__  # where the call is, not where the warning is made

@@ -55,9 +55,8 @@ class FeatureMap(Chunked):
         """
         return self.outputs(inputs), self.factors(inputs)
 
-    @property
-    def parts(self) -> list[slice]:
-        """The ranges of weights that blocks are made of."""
+    def parts(self, inputs: Inputs) -> list[slice]:
+        """The ranges of weights that the blocks of these inputs are made of; here, one block for all weights."""
         return [slice(0, self.num_weights)]
 
     @property
@@ -69,7 +68,7 @@ class FeatureMap(Chunked):
     def _layer_sizes(self) -> list[int]:
         return [sum(part.stop - part.start for part in parts) for parts in self.layers]
 
-    def pair_operations(self, left_rows: int, right_rows: int, *, trace: bool = False) -> float:
+    def pair_operations(self, inputs: Inputs, left_rows: int, right_rows: int, *, trace: bool = False) -> float:
         """Operations of the product of the rows of two examples: all pairs of rows, or only equal ones."""
         return 2.0 * left_rows * (1 if trace else right_rows) * self.num_weights
 
@@ -166,12 +165,12 @@ class FeatureMap(Chunked):
     def kronecker(self, inputs: Inputs, root: Cotangents) -> list[KroneckerFactors]:
         """The Kronecker factors of Jᵀ Λ J for each layer (KFAC)."""
         inputs = self._checked(inputs, root)
-        held = 8 * self.kronecker_numbers()
+        held = 8 * self.kronecker_numbers(inputs)
         return kronecker_factors(self._used(inputs, _KRONECKER, root, fixed=held))
 
-    def kronecker_numbers(self) -> int:
+    def kronecker_numbers(self, inputs: Inputs) -> int:
         """How many numbers the Kronecker factors of all layers hold."""
-        return sum((part.stop - part.start) ** 2 for part in self.parts)
+        return sum((part.stop - part.start) ** 2 for part in self.parts(inputs))
 
     @bounded
     def covariance(self, inputs: Inputs, precision: Whitener) -> Float[Tensor, "N Q Q"]:
@@ -227,7 +226,7 @@ class FeatureMap(Chunked):
         each = self.footprint(inputs, rows)
         itemsize = self._wide(precision).itemsize
         wide = itemsize // self.anchor.element_size()
-        structured = self.structured(precision)
+        structured = self.structured(inputs, precision)
         kept = (each.factors if structured else each.rows) * wide
 
         def make(part: slice) -> Factors:
@@ -236,7 +235,7 @@ class FeatureMap(Chunked):
 
         need = self.need(inputs, rows, _white(precision, structured))
         blocks = each.blocks if structured else ()
-        most = self.fast_chunk(rows)
+        most = self.fast_chunk(inputs, rows)
         return PairSide(num_examples(inputs), rows, kept, need, blocks, itemsize, make, most, self.fewest)
 
     def plan(self, work: str, inputs: Inputs, other: Inputs | None = None, *, out: bool = False) -> Plan:
@@ -255,7 +254,7 @@ class FeatureMap(Chunked):
             "ggn": (_WIDE_ROWS, 8 * P**2, P * each),
             "ggn_blocks": (self._layer_rows(), sum(8 * own**2 for own in self._layer_sizes), P * each),
             "ggn_diagonal": (_SQUARES, 8 * P, each),
-            "kronecker": (_KRONECKER, 8 * self.kronecker_numbers(), each),
+            "kronecker": (_KRONECKER, 8 * self.kronecker_numbers(inputs), each),
             "jacobian": (_ROWS, 2 * count * self.footprint(inputs, Q).rows, each),
         }
         if work not in known:
@@ -279,7 +278,7 @@ class FeatureMap(Chunked):
         found = plan_pairs(left, right, entry, budget, work, _instead(whole), whole=whole, beside=result)
         pairs_made = count * columns * (0.5 if other is None else 1.0)
         operations = self.footprint(inputs, Q).operations * found.made(count, None if other is None else columns)
-        operations += pairs_made * self.pair_operations(Q, Q, trace=work != "kernel_full")
+        operations += pairs_made * self.pair_operations(inputs, Q, Q, trace=work != "kernel_full")
         return Plan(work, count, found.block, found.held, result + found.bytes, result, operations, self.budget())
 
     def _wide(self, precision: Whitener) -> torch.dtype:
@@ -291,9 +290,9 @@ class FeatureMap(Chunked):
         largest = self.layers[sizes.index(max(sizes))]
         return Work("The rows of a layer", lambda factors: factors.columns(largest).flatten(0, 1).double())
 
-    def structured(self, precision: Whitener) -> bool:
+    def structured(self, inputs: Inputs, precision: Whitener) -> bool:
         """Whether Σ is one number on each range of weights, so that no rows need to be formed."""
-        return all(precision.scale(part) is not None for part in self.parts)
+        return all(precision.scale(part) is not None for part in self.parts(inputs))
 
     @bounded
     def _kernel(

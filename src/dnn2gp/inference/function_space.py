@@ -149,7 +149,8 @@ class FunctionSpace(Inference):
             return self.precision.marginal(wide), self.precision.whitened(wide).compact()
 
         K, count = features.num_outputs, num_examples(inputs)
-        work = Work("The predictive variance", white, (type(self.precision), features.structured(self.precision)))
+        key = type(self.precision), features.structured(inputs, self.precision)
+        work = Work("The predictive variance", white, key)
         extra = 8 * (3 * K * len(self.factor) + 4 * K**2)
         kept = self.sites.kept()  # made now, if they fit and were not yet
         fixed = 8 * len(self.factor) ** 2 + self.sites.kept_bytes + 2 * 8 * count * K**2

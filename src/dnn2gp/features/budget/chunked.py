@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from functools import cached_property
-from types import MappingProxyType
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from dnn2gp.features.budget.peak import Peak, peak_of
 from dnn2gp.features.budget.work import MADE, MemoryTrial, Work
 from dnn2gp.features.cotangents import Cotangents
 from dnn2gp.features.factors import Factors
+from dnn2gp.features.knowledge import Knowledge
 from dnn2gp.network.inputs import Inputs, differentiable, leaves, num_examples, take
 from dnn2gp.support.memory import chunks, default_budget, require, room
 from dnn2gp.support.progress import track
@@ -40,6 +39,7 @@ class Chunked(ABC):
     num_outputs: int
     anchor: Float[Tensor, " P"]
     memory_budget: int | None
+    knowledge: Knowledge
 
     fewest: int = 1
     """The examples that are made at the least, whatever is asked for."""
@@ -73,32 +73,28 @@ class Chunked(ABC):
         require(least, budget, what, FEWER)  # before anything is tried
         need = self.need(inputs, rows, work).plus(fixed, extra)
         require(need(self.fewest), budget, what, FEWER)
-        return max(1, min(num_examples(inputs), need.most(room(budget)), self.fast_chunk(rows)))
+        return max(1, min(num_examples(inputs), need.most(room(budget)), self.fast_chunk(inputs, rows)))
 
     def need(self, inputs: Inputs, num_rows: int, work: Work = MADE) -> Peak:
         """The memory that factors with R rows need while they are made and used, measured on a few examples."""
-        key = self.kind(inputs), num_rows, work.name, work.key
-        if key not in self._needs:
-            self._needs[key] = self._measured(inputs, num_rows, work)
-        return self._needs[key]
+        each = max(1.0, self.footprint(inputs, num_rows).factors / num_rows)
+        tried = min(num_rows, _ROWS_MEASURED, max(1, int(self.budget() / (_TRIED * each))))
+        key = "memory", self.name, self.kind(inputs), num_rows, tried, work.name, work.key
+        return self.knowledge.find(key, lambda: self._measured(inputs, num_rows, tried, work))
 
     @staticmethod
     def kind(inputs: Inputs) -> tuple[object, ...]:
         """What inputs must share for their examples to need the same memory."""
-        return differentiable(inputs), *((leaf.shape[1:], leaf.dtype) for leaf in leaves(inputs))
+        return differentiable(inputs), *form(inputs)
 
-    @cached_property
-    def _needs(self) -> dict[object, Peak]:
-        return {}
+    @property
+    def name(self) -> str:
+        """What tells features apart that share their knowledge."""
+        return type(self).__name__
 
     @torch.inference_mode(False)
-    def _measured(self, inputs: Inputs, num_rows: int, work: Work) -> Peak:
-        each = max(1.0, self.footprint(inputs, num_rows).factors / num_rows)
-        rows = min(num_rows, _ROWS_MEASURED, max(1, int(self.budget() / (_TRIED * each))))
-        key = self.kind(inputs), rows, work.apart
-        trial = self._tried.get(key) or self._trial(inputs, rows, work.apart)
-        light = trial.bytes[1] <= self.budget() // 64 and not differentiable(inputs)
-        self._tried = {key: trial} if light else {}
+    def _measured(self, inputs: Inputs, num_rows: int, rows: int, work: Work) -> Peak:
+        trial = self._trial(inputs, rows, work.apart)
         made = trial.made.or_held(trial.bytes, peak_of(lambda count: work.use(trial.factors[count])))
         return made if rows == num_rows else made.times(num_rows / rows)  # more than each row adds
 
@@ -111,10 +107,7 @@ class Chunked(ABC):
 
         return MemoryTrial.of(make)
 
-    _tried: Mapping[object, MemoryTrial] = MappingProxyType({})
-    """The last trial, if it is light: several uses of the same factors are often measured in a row."""
-
-    def fast_chunk(self, num_rows: int) -> int:
+    def fast_chunk(self, inputs: Inputs, num_rows: int) -> int:
         """The most examples that are made at once: beyond it nothing gets faster, and caches overflow."""
         return _CHUNK
 
@@ -136,3 +129,8 @@ class Chunked(ABC):
             del factors
             yield result
             del result
+
+
+def form(inputs: Inputs) -> tuple[tuple[torch.Size, torch.dtype], ...]:
+    """The shape and dtype of one example of each tensor: what a network may treat differently."""
+    return tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves(inputs))

@@ -23,7 +23,7 @@ class GradientFeatures(FeatureMap):
     def __init__(self, jacobian: NetworkFeatures, form: Inputs) -> None:
         """Gradients at the anchor of `jacobian`; `form` shows how the inputs x are packed."""
         self.jacobian_features = jacobian
-        self.anchor, self.memory_budget = jacobian.anchor, jacobian.memory_budget
+        self.anchor, self.memory_budget, self.knowledge = jacobian.anchor, jacobian.memory_budget, jacobian.knowledge
         self.num_weights, self.num_outputs, self.fewest = jacobian.num_weights, 1, jacobian.fewest
         self.form = form
 
@@ -53,27 +53,21 @@ class GradientFeatures(FeatureMap):
         with engine.unchecked():
             return engine.checked(super()._trial(inputs, num_rows, apart))
 
-    def fast_chunk(self, num_rows: int) -> int:
-        """That of the network's engine."""
-        return self.jacobian_features.fast_chunk(num_rows)
+    def fast_chunk(self, inputs: Inputs, num_rows: int) -> int:
+        return self.jacobian_features.fast_chunk(self.examples(inputs), num_rows)
 
-    @property
-    def parts(self) -> list[slice]:
-        """Those of the network's engine."""
-        return self.jacobian_features.parts
+    def parts(self, inputs: Inputs) -> list[slice]:
+        return self.jacobian_features.parts(self.examples(inputs))
 
     @property
     def layers(self) -> list[tuple[slice, ...]]:
-        """Those of the network."""
         return self.jacobian_features.layers
 
-    def kronecker_numbers(self) -> int:
-        """Those of the network's engine."""
-        return self.jacobian_features.kronecker_numbers()
+    def kronecker_numbers(self, inputs: Inputs) -> int:
+        return self.jacobian_features.kronecker_numbers(self.examples(inputs))
 
-    def pair_operations(self, left_rows: int, right_rows: int, *, trace: bool = False) -> float:
-        """Those of the network's engine."""
-        return self.jacobian_features.pair_operations(left_rows, right_rows, trace=trace)
+    def pair_operations(self, inputs: Inputs, left_rows: int, right_rows: int, *, trace: bool = False) -> float:
+        return self.jacobian_features.pair_operations(self.examples(inputs), left_rows, right_rows, trace=trace)
 
     def examples(self, inputs: Inputs) -> Inputs:
         """x of each pair, packed as the network takes it."""

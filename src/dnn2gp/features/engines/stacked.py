@@ -29,9 +29,13 @@ class _SeveralMaps(FeatureMap):
             raise InputError("maps: expected the features at one sample at the least; got none.")
         first = maps[0]
         self.maps = tuple(maps)
-        self.anchor, self.memory_budget = first.anchor, first.memory_budget
+        self.anchor, self.memory_budget, self.knowledge = first.anchor, first.memory_budget, first.knowledge
         self.num_weights, self.num_outputs = first.num_weights, first.num_outputs
         self.fewest = max(each.fewest for each in maps)
+
+    @property
+    def name(self) -> str:
+        return f"{type(self).__name__} of {len(self.maps)}"
 
     @property
     def network(self) -> Network:

@@ -34,13 +34,14 @@ class Kronecker(Structure):
     def posterior_precision(
         self, prior: Precision, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
     ) -> KroneckerPrecision:
-        largest = max(part.stop - part.start for part in features.parts)
-        if features.parts == [slice(0, features.num_weights)] and len(features.layers) > 1:
+        parts = features.parts(inputs)
+        largest = max(part.stop - part.start for part in parts)
+        if parts == [slice(0, features.num_weights)] and len(features.layers) > 1:
             raise InputError(
                 "structure=Kronecker() needs the factors of each layer: use features=LayerwiseFeatures (the default)."
             )
         require(
-            3 * 8 * features.kronecker_numbers(),
+            3 * 8 * features.kronecker_numbers(inputs),
             features.budget(),
             f"The Kronecker factors (largest weight {largest} numbers)",
             "structure=Diagonal() needs less, and subset= takes fewer layers; neither is exact.",

@@ -17,30 +17,33 @@ from dnn2gp.features.engines.layerwise.rules import Use
 
 @dataclass(frozen=True)
 class Uses:
-    """For each use that is had by a rule: its ranges of w, and the axis of the examples. `left` are the ranges of
-    weights that go to the general engine, whose uses are not looked at."""
+    """For each use that has a rule: its ranges of w, and the axis of the examples. The rest is about the pass."""
 
     parts: tuple[tuple[slice, ...], ...]
     axes: tuple[BatchAxis, ...]
-    left: tuple[slice, ...] = ()
+    ignored: tuple[slice, ...] = ()
+    """The ranges of weights that are left to the general engine, whose uses are not looked at."""
+    left: tuple[str, ...] = ()
+    """The names of these weights."""
     sizes: tuple[BlockSize, ...] = ()
-    """Of the blocks that the uses make."""
+    """The sizes of the blocks that the uses make."""
+    batched: bool = True
+    """Whether one backward pass can be batched over several cotangents."""
+    saved: int = 0
+    """Numbers that a backward pass of one example saves, and"""
+    largest: int = 0
+    """those of the largest tensor among them."""
 
     @property
     def numbers(self) -> int:
-        """What the uses of one example hold for one cotangent."""
+        """Numbers that the uses of one example hold for one cotangent."""
         return sum(size.a + size.g for size in self.sizes)
-
-    def with_sizes(self, sizes: Sequence[BlockSize]) -> Uses:
-        """The same with the sizes of its blocks."""
-        return replace(self, sizes=tuple(sizes))
 
     def without(self, names: set[str], ranges: dict[str, slice]) -> Uses:
         """The same, leaving out every use of these weights."""
-        left = (*self.left, *(ranges[name] for name in names))
-        kept = [(p, a) for p, a in zip(self.parts, self.axes, strict=True) if not _touches(p, left)]
-        sizes = tuple(size for size in self.sizes if not _touches(size.parts, left))
-        return Uses(tuple(p for p, _ in kept), tuple(a for _, a in kept), left, sizes)
+        ignored = (*self.ignored, *(ranges[name] for name in names))
+        kept = [(p, a) for p, a in zip(self.parts, self.axes, strict=True) if not _touches(p, ignored)]
+        return replace(self, parts=tuple(p for p, _ in kept), axes=tuple(a for _, a in kept), ignored=ignored)
 
     def sharing(self, names: set[str], ranges: dict[str, slice]) -> set[str]:
         """These weights and all that share a use with one of them, directly or by others: they go together."""
@@ -69,7 +72,7 @@ class Uses:
 
     def matched(self, recorder: UseRecorder, num_examples: int) -> list[tuple[Use, GradientEdge]] | None:
         """The uses of another forward pass, if they are the same with the examples at the same places."""
-        found = [(use, edge) for use, edge in recorder.uses if not _touches(use.parts, self.left)]
+        found = [(use, edge) for use, edge in recorder.uses if not _touches(use.parts, self.ignored)]
         if tuple(use.parts for use, _ in found) != self.parts:
             return None
         pairs = zip(found, self.axes, strict=True)

@@ -81,8 +81,8 @@ class _PatchUse(Use):
         return self.x
 
 
-# Positions for each entry of a patch from which rows are formed for a few cotangents at a time: narrow matrix products are
-# slow, but so is keeping all of the gradients.
+# Positions for each entry of a patch from which rows are formed for a few cotangents at a time: narrow matrix products
+# are slow, but so is keeping all of the gradients.
 _MANY_POSITIONS = 8
 # Gradients that are kept for one product with the patches, in multiples of the patches themselves.
 _GRADIENTS_KEPT = 4

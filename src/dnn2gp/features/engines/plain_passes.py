@@ -1,0 +1,60 @@
+"""Products with the Jacobian by plain forward and backward passes, which form no Jacobian."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import jvp
+
+from dnn2gp.network import Network
+from dnn2gp.network.inputs import Inputs
+
+
+def pull(outputs: Tensor, weights: Tensor, cotangent: Tensor, create_graph: bool = False) -> Float[Tensor, " P"]:
+    """Jᵀu from the graph of the outputs, which is kept for more."""
+    return torch.autograd.grad(outputs, weights, cotangent, retain_graph=True, create_graph=create_graph)[0]
+
+
+def pulled(
+    network: Network, anchor: Float[Tensor, " P"], inputs: Inputs, cotangents: Float[Tensor, "n K S"]
+) -> Float[Tensor, "P S"]:
+    """Jᵀu for each column u: one forward pass, and one backward pass per column."""
+    with torch.enable_grad():
+        weights = anchor.detach().requires_grad_(True)
+        outputs = network(weights, inputs)
+        columns = cotangents.to(outputs.dtype).unbind(-1)
+        return torch.stack([pull(outputs, weights, column) for column in columns], -1)
+
+
+def pushed(
+    network: Network, anchor: Float[Tensor, " P"], inputs: Inputs, vector: Float[Tensor, " P"]
+) -> Float[Tensor, "n K"]:
+    """J v, in forward mode."""
+    with torch.no_grad():
+        return jvp(lambda weights: network(weights, inputs), (anchor,), (vector,))[1]
+
+
+def curved(
+    network: Network,
+    anchor: Float[Tensor, " P"],
+    inputs: Inputs,
+    residual: Float[Tensor, "n K"],
+    vectors: Float[Tensor, "P S"],
+) -> Float[Tensor, "P S"]:
+    """Σᵢ (∇²_ww f_w(xᵢ) · rᵢ) v for each column v, by differentiating Jᵀr once more."""
+    with torch.enable_grad():
+        weights = anchor.detach().requires_grad_(True)
+        outputs = network(weights, inputs)
+        first = torch.autograd.grad(outputs, weights, residual.clone(), create_graph=True)[0]
+        if not first.requires_grad:  # f is linear in w and the term is zero
+            return torch.zeros_like(vectors)
+        return torch.stack([pull(first, weights, column) for column in vectors.unbind(1)], -1)
+
+
+def probe_vectors(anchor: Float[Tensor, " P"], num_outputs: int) -> tuple[Float[Tensor, "1 K 1"], Float[Tensor, " P"]]:
+    """Fixed random vectors for comparing two ways to the same product."""
+    generator = torch.Generator().manual_seed(0)
+    cotangent = torch.randn(1, num_outputs, 1, generator=generator, dtype=torch.float64).to(anchor)
+    vector = torch.randn(len(anchor), generator=generator, dtype=torch.float64).to(anchor)
+    return cotangent, vector
