@@ -46,8 +46,8 @@ def test_a_float32_kernel_would_miss_by_far(case):
     """What is not done here, and why: the same float32 Jacobians, with products in float32. Half the noise, so that
     the error does not hang on how a processor rounds."""
     sigma = SIGMA / 2
-    network, x, y, x_test, exact = case
-    exact = convert(exact.features.network.module, (x.double(), y.double()), GaussianLikelihood(sigma), DELTA)
+    network, x, y, x_test, _ = case
+    exact = convert(copy.deepcopy(network).double(), (x.double(), y.double()), GaussianLikelihood(sigma), DELTA)
     features = convert(network, (x, y), GaussianLikelihood(sigma), DELTA).features
     J, J_test = features.jacobian(x)[:, 0], features.jacobian(x_test)[:, 0]
     kernel, cross = (J @ J.T / DELTA).double(), (J_test @ J.T / DELTA).double()
