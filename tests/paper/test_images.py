@@ -11,8 +11,9 @@ from made_data import make_data
 from torch.func import functional_call, jacrev
 
 from dnn2gp.optim.checkpoints import load_checkpoint
-from dnn2gp.paper import images
+from dnn2gp.paper import image_figures
 from dnn2gp.paper.datasets import load_images
+from dnn2gp.paper.figure_kind import Workspace
 from dnn2gp.paper.figures import binary_mnist, cifar, mnist, ood
 from dnn2gp.paper.networks import lenet5
 from dnn2gp.support.errors import InputError
@@ -39,8 +40,8 @@ def jacobian(network, x):
 
 def test_arrays_by_brute_force(tmp_path):
     """Kernel JJᵀ or JΣJᵀ, mean Jμ, and Λ J Σ Jᵀ Λ with Σ = (diag JᵀΛJ + δ)⁻¹ for Laplace."""
-    config = replace(mnist.preset("smoke"), num_train=20, per_class=2, batch_size=20, laplace_prior_precision=2.0)
-    result = mnist.run(config, tmp_path)
+    config = replace(mnist.FIGURE.smoke, num_train=20, per_class=2, batch_size=20, laplace_prior_precision=2.0)
+    result = mnist.FIGURE.run(config, Workspace(weights=tmp_path))
     own, all_images = result.arrays, load_images("mnist")
     x = all_images.train_images[torch.from_numpy(own["places"])]
     np.testing.assert_array_equal(own["images"], (x[:, 0] * 255).round().byte().numpy())
@@ -93,7 +94,7 @@ def _precision(node):
 @pytest.mark.parametrize("preset", ["paper", "smoke"])
 def test_the_first_precision_of_vogn_is_forgotten(module, preset, tmp_path):
     """Σ_T⁻¹ = (1 − β')^T Σ_0⁻¹ + …: what is left of the first one is a hundredth of the prior's."""
-    config, count = module.preset(preset), 128 if preset == "smoke" else 50_000
+    config, count = module.FIGURE.preset(preset), 128 if preset == "smoke" else 50_000
     own = config.training("vi", count, tmp_path)
     steps = own.epochs * -(-count // own.batch_size)
     left = own.initial_precision * (1 - own.precision_lr) ** steps
@@ -101,12 +102,12 @@ def test_the_first_precision_of_vogn_is_forgotten(module, preset, tmp_path):
     assert own.initial_precision == pytest.approx(count / (10 * config.temperature))
 
 
-def test_same_class_ratio_by_a_loop():
+def test_same_class_means_by_a_loop():
     generator = np.random.default_rng(0)
     kernel, labels = generator.normal(size=(7, 7)), np.array([0, 0, 1, 1, 1, 2, 2])
     same = [kernel[i, j] for i in range(7) for j in range(7) if i != j and labels[i] == labels[j]]
     other = [kernel[i, j] for i in range(7) for j in range(7) if labels[i] != labels[j]]
-    assert images.same_class_ratio(kernel, labels) == pytest.approx((np.mean(same), np.mean(other)))
+    assert image_figures.same_class_means(kernel, labels) == pytest.approx((np.mean(same), np.mean(other)))
 
 
 @pytest.mark.parametrize("strength", [0.1, 0.9])
@@ -124,7 +125,7 @@ def test_correlations_of_each_kind_of_pair_by_loops(strength):
     nearer = np.mean([max(np.mean(zeros), np.mean(ones)) for zeros, ones in beyond.values()])
     both = np.mean([value for pair in beyond.values() for own in pair for value in own])
     slight, strong = binary_mnist._correlation_claims(rho, labels, (0, 1))
-    words = f"{nearer:.2f} with the nearer of 0 and 1 ({both:.2f} with both), {np.mean(within):.2f} within a digit"
+    words = f"{nearer:.2f} with the closer of 0 and 1 ({both:.2f} with both), {np.mean(within):.2f} within a digit"
     assert slight.measured == f"mean |correlation| {words}"
     assert slight.holds is (strength == 0.1) is bool(nearer <= 0.5 * np.mean(within))
     assert (
@@ -141,41 +142,43 @@ def test_negative_correlations_are_more_than_noise(least, holds):
     arrays = {"labels": np.array([0, 0, 1, 1]), "vi_kernel": 4 * rho, "laplace_kernel": np.ones((4, 4))}
     claim = mnist._negative_claim(arrays)
     assert claim.holds is holds
-    shares = "25.0% beside 0.0%" if holds else "0.0% beside 0.0%"
-    assert claim.measured.startswith(f"below −0.05: {shares} of the pairs (below 0: 25.0% beside 0.0%")
+    shares = "25.0% versus 0.0%" if holds else "0.0% versus 0.0%"
+    assert claim.measured.startswith(f"below −0.05: {shares} of the pairs (below 0: 25.0% versus 0.0%")
 
 
 @pytest.mark.parametrize("module", [mnist, cifar, binary_mnist, ood])
 def test_the_same_twice_and_from_kept_weights(module, tmp_path):
     """Fresh trainings and kept weights give the same bytes; what is wrong is refused."""
-    config = module.preset("smoke")
+    figure = module.FIGURE
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    first = module.run(config, tmp_path / "a")
+    first = figure.run(figure.smoke, Workspace(weights=tmp_path / "a"))
     assert torch.equal(torch.get_rng_state(), state)
     first.save(tmp_path / "one")
     name = f"{first.figure}.npz"
     folders = ["a"] if module is ood else ["a", "b"]  # it trains as mnist does
     for folder in folders:
-        module.run(config, tmp_path / folder).save(tmp_path / "two")
+        figure.run(figure.smoke, Workspace(weights=tmp_path / folder)).save(tmp_path / "two")
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
     assert all(np.isfinite(values).all() for values in first.arrays.values() if values.dtype.kind == "f")
     with pytest.raises(InputError, match="paper or smoke"):
-        module.preset("large")
+        figure.preset("large")
 
 
 def test_other_settings_train_anew(tmp_path):
-    config = binary_mnist.preset("smoke")
-    first = binary_mnist.run(config, tmp_path)
-    other = binary_mnist.run(replace(config, seed=1), tmp_path)
+    config, workspace = binary_mnist.FIGURE.smoke, Workspace(weights=tmp_path)
+    first = binary_mnist.FIGURE.run(config, workspace)
+    other = binary_mnist.FIGURE.run(replace(config, seed=1), workspace)
     assert not np.array_equal(first.arrays["vi_kernel"], other.arrays["vi_kernel"])
     with pytest.raises(InputError, match="methods"):
-        binary_mnist.run(replace(config, methods=("guess",)), tmp_path)
+        binary_mnist.FIGURE.run(replace(config, methods=("guess",)), workspace)
+    with pytest.raises(InputError, match="workspace"):
+        binary_mnist.FIGURE.run(config)
 
 
 def test_areas_by_counting_pairs(tmp_path):
     """AUROC is the share of pairs in the right order, ties counting half."""
-    own = ood.run(ood.preset("smoke"), tmp_path).arrays
+    own = ood.FIGURE.run(ood.FIGURE.smoke, Workspace(weights=tmp_path)).arrays
     for score in ood.SCORES:
         values = own[f"laplace_{score}"]
         known, other = values[own["outside"] == 0], values[own["outside"] == 1]

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from dataclasses import replace
-from html import escape
 
 import forked
 import numpy as np
 import pytest
 from made_data import make_data
+from markupsafe import escape
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from dnn2gp.apps.cli import app
-from dnn2gp.paper.figures import tune_wine
-from dnn2gp.paper.reproduce import FIGURES, ReproduceConfig, job
+from dnn2gp.paper import figures
+from dnn2gp.paper.figure_kind import Workspace
+from dnn2gp.paper.figures import all_figures, wine
+from dnn2gp.paper.reproduce import ReproduceConfig, runner
 
+FIGURES = all_figures()
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning", "ignore::RuntimeWarning")
 
 
@@ -58,13 +62,13 @@ def test_all_figures_and_their_report(tmp_path):
     page = (out / "report.html").read_text()
     titles = [f"<h2>{escape(kind.title)}</h2>" for kind in FIGURES.values()]
     assert [page.count(title) for title in titles] == [1] * len(FIGURES)
-    assert "far too little to judge" in page
+    assert "far too small to judge" in page
     assert not (out / "work").exists()
 
     before = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
     again = reproduce("all", "--preset", "smoke", "--out", str(out.parent), "--resume")
     assert again.exit_code == 0
-    assert again.output.count("from the earlier run") == len(FIGURES)
+    assert again.output.count("from an earlier run") == len(FIGURES)
     assert {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()} == before
 
 
@@ -82,7 +86,7 @@ def test_a_damaged_result_is_made_anew_and_a_whole_one_is_never_lost(tmp_path):
     whole = result.read_bytes()
     found = reproduce("two_d", "--preset", "smoke", "--out", out)
     assert found.exit_code == 1
-    assert "is there already, from an earlier run" in " ".join(found.output.split())
+    assert "two_d.json already exists" in " ".join(found.output.split())
     assert result.read_bytes() == whole
     with np.load(result) as file:  # whole, but another one
         np.savez(result, **{**file, "labels": 1 - file["labels"]})
@@ -96,11 +100,11 @@ def test_a_damaged_result_is_made_anew_and_a_whole_one_is_never_lost(tmp_path):
     assert "earlier run" not in found.output
     assert result.read_bytes() == whole
     # claims are those of today, whatever was written
-    known.write_text(known.read_text().replace("parts the two classes", "parts nothing"))
+    known.write_text(known.read_text().replace("separates the two classes", "separates nothing"))
     found = reproduce("Two-D", "--preset", "smoke", "--out", out, "--resume")
     assert "earlier run" in found.output
-    assert "parts nothing" not in (tmp_path / "smoke" / "report.html").read_text()
-    assert "parts nothing" not in known.read_text()
+    assert "separates nothing" not in (tmp_path / "smoke" / "report.html").read_text()
+    assert "separates nothing" not in known.read_text()
     weights = load_file(tmp_path / "smoke" / "weights" / "two_d" / "networks.safetensors")
     assert weights["network"].shape == (33,)
     # another figure: the page has both
@@ -113,14 +117,13 @@ def test_a_damaged_result_is_made_anew_and_a_whole_one_is_never_lost(tmp_path):
 def test_work_of_other_settings_is_made_anew(tmp_path):
     """What an older version left behind does not stand in the way."""
     out = tmp_path / "smoke"
-    assert reproduce("tune_wine", "--preset", "smoke", "--out", str(tmp_path)).exit_code == 0
-    whole = (out / "results" / "tune_wine.npz").read_bytes()
-    (out / "results" / "tune_wine.json").unlink()
-    old = tune_wine.TuneWineConfig.preset("smoke")
-    tune_wine.curve(replace(old, epochs=3), "prior_precision", out / "work" / "tune_wine" / "prior_precision")
-    found = reproduce("tune_wine", "--preset", "smoke", "--out", str(tmp_path), "--resume")
+    assert reproduce("wine", "--preset", "smoke", "--out", str(tmp_path)).exit_code == 0
+    whole = (out / "results" / "wine.npz").read_bytes()
+    (out / "results" / "wine.json").unlink()
+    wine.curve(replace(wine.FIGURE.smoke, epochs=3), "prior_precision", Workspace(out / "work" / "wine"))
+    found = reproduce("wine", "--preset", "smoke", "--out", str(tmp_path), "--resume")
     assert found.exit_code == 0, found.output
-    assert (out / "results" / "tune_wine.npz").read_bytes() == whole
+    assert (out / "results" / "wine.npz").read_bytes() == whole
 
 
 def test_trainings_that_were_there(tmp_path):
@@ -128,7 +131,7 @@ def test_trainings_that_were_there(tmp_path):
     config = ReproduceConfig(("all",), "smoke", tmp_path, resume=True)
 
     def begun() -> dict[str, bool]:
-        return {name: job._has_begun_weights(config, FIGURES[name]) for name in ("mnist", "ood", "cifar", "moons")}
+        return {name: runner._has_begun_weights(config, FIGURES[name]) for name in ("mnist", "ood", "cifar", "moons")}
 
     assert not any(begun().values())
     (config.folder / "weights" / "mnist").mkdir(parents=True)
@@ -138,16 +141,64 @@ def test_trainings_that_were_there(tmp_path):
     assert begun() == {"mnist": True, "ood": False, "cifar": False, "moons": False}
 
 
+TOY = """
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from dnn2gp.paper.figure_kind import FigureKind, Findings
+from dnn2gp.plots.report.claim import Claim
+
+
+@dataclass(frozen=True)
+class ToyConfig:
+    size: int = 1000
+
+
+FIGURE = FigureKind(
+    name="toy",
+    order=45,
+    title="A toy",
+    caption="Ones.",
+    paper=ToyConfig(),
+    smoke=ToyConfig(3),
+    compute=lambda config, workspace: Findings({"ones": np.ones(config.size)}),
+    claims=lambda arrays, config: (Claim("a sum", "3", str(arrays["ones"].sum()), None),),
+    draw=lambda result: {"": Figure()},
+)
+"""
+
+
+def test_a_new_figure_is_one_module(tmp_path, monkeypatch):
+    """A module that appears in the package is listed at the place it states, computed, drawn and reported."""
+    folder = tmp_path / "more"
+    folder.mkdir()
+    (folder / "toy.py").write_text(TOY)
+    monkeypatch.setattr(figures, "__path__", [*figures.__path__, str(folder)])
+    try:
+        names = list(all_figures())
+        assert names[names.index("cifar") + 1] == "toy"
+        assert names[names.index("toy") + 1] == "synthetic"
+        found = reproduce("toy", "--preset", "smoke", "--out", str(tmp_path / "out"))
+    finally:
+        sys.modules.pop("dnn2gp.paper.figures.toy", None)
+    assert found.exit_code == 0, found.output
+    with np.load(tmp_path / "out" / "smoke" / "results" / "toy.npz") as arrays:
+        np.testing.assert_array_equal(arrays["ones"], np.ones(3))
+    assert (tmp_path / "out" / "smoke" / "pictures" / "toy.png").exists()
+    assert "A toy" in (tmp_path / "out" / "smoke" / "report.html").read_text()
+
+
 def test_a_bug_in_one_figure_leaves_the_others(tmp_path, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("dnn2gp.paper.figures.moons.sides", broken)
+    monkeypatch.setattr("dnn2gp.paper.figures.moons.plane_grid", broken)
     found = reproduce("moons", "width", "--preset", "smoke", "--out", str(tmp_path))
     assert found.exit_code == 1
     assert "ZeroDivisionError" in found.output
     page = (tmp_path / "smoke" / "report.html").read_text()
-    assert "Figures that are not here" in page
     assert "a bug" in page
     assert FIGURES["width"].title in page
 
@@ -159,7 +210,7 @@ def test_what_is_wrong_is_said(tmp_path, data, monkeypatch):
     (tmp_path / "file").write_text("")
     found = reproduce("moons", "--preset", "smoke", "--out", str(tmp_path / "file" / "below"))
     assert found.exit_code == 1
-    assert "Cannot make the folder" in found.output
+    assert "Cannot create the folder" in found.output
     # Snelson's data are not there, and neither is a network: the other figure is made, and the run says what is missing
     monkeypatch.setenv("DNN2GP_DATA", str(tmp_path / "nothing"))
     monkeypatch.setattr("dnn2gp.paper.datasets.snelson._URL", (tmp_path / "none.zip").as_uri())
@@ -175,15 +226,15 @@ def test_what_is_wrong_is_said(tmp_path, data, monkeypatch):
 @pytest.mark.slow
 def test_killed_and_resumed_gives_the_same(tmp_path, data):
     """kill -9 when the first values of a curve are there; --resume ends with the numbers of an uninterrupted run."""
-    command = ["-m", "dnn2gp", "reproduce", "tune_wine", "--preset", "smoke", "--out"]
+    command = ["-m", "dnn2gp", "reproduce", "wine", "--preset", "smoke", "--out"]
     forked.run([*command, tmp_path / "whole"], checked=False)
     cut = tmp_path / "cut"
     process = forked.Process([*command, cut], checked=False)
-    _wait_for(lambda: any(cut.glob("smoke/work/tune_wine/prior_precision/*/*")), process)
+    _wait_for(lambda: any(cut.glob("smoke/work/wine/prior_precision/*/*")), process)
     assert process.kill().returncode == -signal.SIGKILL
-    assert not (cut / "smoke/results/tune_wine.npz").exists()
+    assert not (cut / "smoke/results/wine.npz").exists()
     forked.run([*command, cut, "--resume"], checked=False)
-    files = [tmp_path / folder / "smoke/results/tune_wine.npz" for folder in ("whole", "cut")]
+    files = [tmp_path / folder / "smoke/results/wine.npz" for folder in ("whole", "cut")]
     assert files[0].read_bytes() == files[1].read_bytes()
     resumed = [json.loads(path.with_suffix(".json").read_text())["resumed"] for path in files]
     assert resumed == [False, True]

@@ -229,7 +229,7 @@ def reproduce(
         typer.Argument(
             metavar="FIGURE...",
             help="all, or some of: two_d (Fig. 2), snelson (3), mnist (4a, 7), binary_mnist (4c), cifar (4b, 4d, 7, "
-            "8), tune_synthetic (5), tune_wine (6), moons (9), width and ood (beyond the paper).",
+            "8), synthetic (5), wine (6), moons (9), width and ood (beyond the paper).",
         ),
     ],
     preset: Annotated[

@@ -1,7 +1,7 @@
-"""The paper's figures: data sets, networks, and one file per figure in `figures/`.
+"""The paper's figures: data sets, networks, and one module per figure in `figures/`.
 
-May import every room but `apps`. Start with `figures/moons.py`, the shortest figure, and `reproduce/job.py`, which runs
-and draws them.
+May import every room but `apps`. Start with `figures/moons.py`, a short figure, then `figure_kind.py`, which says what
+a figure is, and `reproduce/runner.py`, which runs them all.
 """
 
 from dnn2gp.support.optional import needs_extra

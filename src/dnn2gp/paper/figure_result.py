@@ -1,10 +1,9 @@
-"""What an experiment found: arrays for its pictures, and what the paper says beside what was measured."""
+"""The result of a figure: the arrays of its pictures, and what was measured compared with what the paper says."""
 
 from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from hashlib import sha256
 from importlib.metadata import version
@@ -16,38 +15,37 @@ import numpy as np
 import torch
 
 from dnn2gp.plots.report.claim import Claim
-from dnn2gp.support.errors import FileFormatError, InputError
+from dnn2gp.support.errors import FileFormatError
 from dnn2gp.support.files import write_text, write_whole
 
-PRESETS = ("paper", "smoke")
 _FORMAT = 2
 
 
 @dataclass(frozen=True, eq=False)
 class FigureResult:
-    """All that a figure is drawn from. The arrays depend on configuration and seed alone; the time does not."""
+    """Everything that a figure is drawn from. The arrays depend on the configuration and its seed alone."""
 
     figure: str
     config: dict[str, Any]
     arrays: dict[str, np.ndarray]
     claims: tuple[Claim, ...]
     seconds: float
-    """Of the run; after an interrupt only since it was resumed."""
+    """Duration of the run; after an interrupt, of the resumed part only."""
     resumed: bool = False
-    """Whether a part of it was there already."""
+    """Whether the run continued an earlier one."""
     versions: dict[str, str] = field(default_factory=lambda: _versions())
     weights: dict[str, np.ndarray] = field(default_factory=dict)
-    """Of its small networks, each as one vector; `save` leaves them out, as nothing is drawn from them."""
+    """Its small networks, each as one vector; not part of the files, as nothing is drawn from them."""
 
     def save(self, folder: Path) -> None:
-        """FIGURE.npz and FIGURE.json, each whole or not at all; the second knows the checksum of the first."""
+        """Write FIGURE.npz and FIGURE.json, each atomically; the second holds the checksum of the first."""
         folder.mkdir(parents=True, exist_ok=True)
         place = folder / f"{self.figure}.npz"
         write_whole(place, lambda path: np.savez(path, allow_pickle=False, **self.arrays))
-        self.save_words(folder)
+        self.save_json(folder)
 
-    def save_words(self, folder: Path) -> None:
-        """FIGURE.json alone, beside the arrays that are there."""
+    def save_json(self, folder: Path) -> None:
+        """Write FIGURE.json alone, for the arrays that the folder already holds."""
         arrays = folder / f"{self.figure}.npz"
         known = {
             "format": _FORMAT,
@@ -69,7 +67,7 @@ class FigureResult:
             if known["format"] != _FORMAT:
                 raise ValueError(f"format {known['format']}, expected {_FORMAT}")
             if known["sha256"] != sha256((folder / f"{figure}.npz").read_bytes()).hexdigest():
-                raise ValueError("the npz file is not the one that the JSON file speaks of")
+                raise ValueError("the npz file is not the one that the JSON file describes")
             with np.load(folder / f"{figure}.npz", allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             claims = tuple(Claim(**each) for each in known["claims"])
@@ -77,30 +75,19 @@ class FigureResult:
             return FigureResult(figure, known["config"], arrays, claims, seconds, resumed, known["versions"])
         except (ValueError, KeyError, TypeError, OSError, BadZipFile) as error:
             raise FileFormatError(
-                f"{folder} holds no whole result of {figure} ({error}). Run the experiment again."
+                f"{folder} holds no complete result of {figure} ({error}). Run the figure again."
             ) from error
 
 
-def check_preset(name: str) -> str:
-    """The name, if it is one of the two."""
-    if name not in PRESETS:
-        raise InputError(f"preset: expected {' or '.join(PRESETS)}; got {name!r}.")
-    return name
-
-
 def plain(config: object) -> dict[str, Any]:
-    """A frozen configuration, as JSON takes it."""
+    """A frozen configuration as JSON values."""
     assert is_dataclass(config)
     assert not isinstance(config, type)
-    return json.loads(json.dumps(_known(asdict(config)), default=str))
-
-
-def _known(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return json.loads(json.dumps(asdict(config), default=str))
 
 
 def written(value: float, form: str = ".4g") -> str:
-    """A number as a reader likes it: thousands without an exponent, and a true minus sign."""
+    """A number for readers: thousands without an exponent, and a true minus sign."""
     large = form.endswith("g") and 1e3 <= abs(value) < 1e7
     return (f"{value:,.0f}" if large else format(value, form)).replace("-", "−")
 

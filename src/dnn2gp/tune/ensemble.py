@@ -1,7 +1,7 @@
-"""B small networks of one architecture, each with weights, data and δ of its own, computed together.
+"""B small networks of one architecture, each with its own weights, data and δ, evaluated as one batch.
 
-What tuning asks for: (setting × repeat) trainings and their evidences as one batch of products rather than one after
-another. Everything is in float64 and in weight space, so it is meant for some thousand weights at the most.
+A fast path for tuning, where (setting × repeat) trainings and their evidences are needed. Everything is in float64 and
+in weight space, so it is meant for networks of up to a few thousand weights. A test holds it equal to `convert`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from dnn2gp.network.layout import Layout
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import chunks
 
-# Jacobians of this many bytes are held at a time: in a cache-friendly size they are also the fastest.
+# Size in bytes of the Jacobians held at a time; what fits into the cache is also the fastest.
 _JACOBIAN_BYTES = 2**23
 
 
 @dataclass(frozen=True, eq=False)
 class EnsembleCurvature:
-    """What a step of Gauss-Newton, and the evidence, need of each member at its weights."""
+    """JᵀΛJ and the gradient of each member at its weights: what a Gauss-Newton step and the evidence need."""
 
     matrix: Float[Tensor, "B P P"]
     """JᵀΛJ, without the prior."""
@@ -41,10 +41,10 @@ class EnsembleCurvature:
 class Ensemble:
     """The losses Σᵢ ℓ(yᵢ, f_w(xᵢ)) + ½ δ wᵀw of B members.
 
-    network          gives the architecture; its weights with requires_grad are the members' own, others are shared
-    inputs, targets  of each member, B × N × …, or of all members, 1 × N × …
-    likelihood       the same for all; members with other noise σ in a regression are those with δσ² and σ = 1
-    prior_precision  δ of each member, B, or of each of its weights, B × P
+    network          the architecture; members differ in the weights with requires_grad and share all others
+    inputs, targets  one data set per member, B × N × …, or one for all, 1 × N × …
+    likelihood       the same for all members; a regression with noise σ and δ is one with noise 1 and δσ²
+    prior_precision  δ: one per member, B, or one per weight of each member, B × P
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Ensemble:
         prior_precision: Float[Tensor, "B *P"],
     ) -> None:
         if likelihood.per_example:
-            raise InputError("likelihood: expected noise that is the same for all examples; got one σ for each.")
+            raise InputError("likelihood: expected the same noise for all examples; got one σ per example.")
         self.network, self.likelihood = network, likelihood
         self.layout = layout_of(network)
         prior_precision = prior_precision.double()
@@ -69,8 +69,8 @@ class Ensemble:
         self._num_outputs: int | None = None
         if len(inputs) not in (1, len(prior_precision)) or inputs.shape[:2] != targets.shape[:2]:
             raise InputError(
-                f"expected data of each of {len(prior_precision)} members, B × N × …, or of all, 1 × N × …; got inputs "
-                f"{tuple(inputs.shape)} and targets {tuple(targets.shape)}."
+                f"inputs: expected one data set for each of {len(prior_precision)} members, B × N × …, or one for all, "
+                f"1 × N × …; got inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}."
             )
 
     @property
@@ -79,7 +79,7 @@ class Ensemble:
         return len(self.prior_precision)
 
     def batches(self) -> bool:
-        """Whether torch can batch the Jacobians of this network; it cannot where a layer works in place."""
+        """Whether torch can batch the Jacobians of this network; it cannot if a layer works in place."""
         weights = torch.zeros(1, self.layout.num_weights, dtype=torch.float64)
         few = copy(self)
         few.inputs, few.targets = self.inputs[:1, :2], self.targets[:1, :2]
@@ -91,7 +91,7 @@ class Ensemble:
         return True
 
     def take(self, members: Shaped[Tensor, " C"]) -> Ensemble:
-        """Some of the members, by index."""
+        """The members with these indices."""
         shared = len(self.inputs) == 1
         inputs, targets = (self.inputs, self.targets) if shared else (self.inputs[members], self.targets[members])
         other = copy(self)
@@ -105,17 +105,17 @@ class Ensemble:
             call = vmap(self._network, in_dims=(0, None if shared else 0))
             return call(weights, inputs[0] if shared else inputs)
 
-    def data_loss(self, weights: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
-        """Σᵢ ℓᵢ(w)."""
-        outputs = self.outputs(weights, self.inputs)
-        return self._likelihood(self.likelihood.loss, outputs).sum(1)
-
     def loss(self, weights: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
         """Σᵢ ℓᵢ(w) + ½ δ wᵀw."""
-        return self.data_loss(weights) + 0.5 * (self.prior_precision * weights.square()).sum(1)
+        data = self._likelihood(self.likelihood.loss, self.outputs(weights, self.inputs)).sum(1)
+        return data + 0.5 * (self.prior_precision * weights.square()).sum(1)
+
+    def log_prob(self, weights: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
+        """log p(D | w) of each member's data."""
+        return self._likelihood(self.likelihood.log_prob, self.outputs(weights, self.inputs)).sum(1)
 
     def curvature(self, weights: Float[Tensor, "B P"]) -> EnsembleCurvature:
-        """JᵀΛJ and the gradients, with as many rows of the Jacobian in memory as fit a cache-friendly block."""
+        """JᵀΛJ and the gradients, computed in blocks of Jacobian rows that fit into the cache."""
         num_weights = self.layout.num_weights
         matrix = weights.new_zeros(len(weights), num_weights, num_weights)
         data = weights.new_zeros(len(weights), num_weights)
@@ -133,30 +133,25 @@ class Ensemble:
         weights: Float[Tensor, "B P"],
         curvature: EnsembleCurvature | None = None,
         variance: Float[Tensor, " B"] | None = None,
-        *,
-        at_weights: bool = False,
     ) -> Float[Tensor, " B"]:
-        """The log marginal likelihood of each member's data, as `Evidence.value` has it.
+        """The log marginal likelihood of each member's data, equal to `Evidence.value`.
 
         log p(D|w) − ½ δ wᵀw − ½ log |I + JᵀΛJ/δ|, and + ½ gᵀΣ̃g for a Gaussian likelihood.
 
-        `variance`: σ² of each member, where all were trained with GaussianLikelihood(1) and δσ²; the evidence is then
-        that with σ and δ. `at_weights`: Laplace's for a Gaussian likelihood too. A member whose Σ̃⁻¹ is not positive
-        definite, by rounding or NaN, has NaN.
+        `variance` is σ² of each member if the ensemble has GaussianLikelihood(1) and δσ²; the result is then the
+        evidence for σ and δ. It is NaN for a member whose Σ̃⁻¹ is not positive definite, by rounding or NaN.
         """
         curvature = self.curvature(weights) if curvature is None else curvature
         value, gain = self._evidence_and_gain(weights, curvature, variance)
-        if at_weights or not isinstance(self.likelihood, GaussianLikelihood):
-            return value
-        return value + gain
+        return value + gain if isinstance(self.likelihood, GaussianLikelihood) else value
 
     def cautious_evidence(
         self, weights: Float[Tensor, "B P"], curvature: EnsembleCurvature, variance: Float[Tensor, " B"] | None = None
     ) -> Float[Tensor, " B"]:
-        """Laplace's at the weights, less ½ gᵀΣ̃g: to compare trainings that may not have ended.
+        """The Laplace evidence at the weights minus ½ gᵀΣ̃g, to compare trainings that may not have converged.
 
-        At a minimum it is the evidence. Elsewhere it is charged by what a Gauss-Newton step would still gain, so that
-        weights that are no minimum do not win by being none.
+        At a minimum it is the evidence. Elsewhere the gain of one more Gauss-Newton step is subtracted, so that
+        weights away from a minimum cannot win for that reason.
         """
         value, gain = self._evidence_and_gain(weights, curvature, variance)
         return value - gain
@@ -164,12 +159,12 @@ class Ensemble:
     def _evidence_and_gain(
         self, weights: Float[Tensor, "B P"], curvature: EnsembleCurvature, variance: Float[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-        """Laplace's evidence at the weights, and ½ gᵀΣ̃g; NaN where Σ̃⁻¹ is not positive definite."""
+        """The Laplace evidence at the weights, and ½ gᵀΣ̃g; NaN where Σ̃⁻¹ is not positive definite."""
         unit = torch.ones(len(weights), dtype=weights.dtype) if variance is None else variance
         matrix, gradient = curvature.matrix / unit[:, None, None], curvature.gradient / unit[:, None]
         delta = (self.prior_precision / unit[:, None]).expand_as(weights)
         with torch.no_grad():
-            fit = self._likelihood(self.likelihood.log_prob, self.outputs(weights, self.inputs)).sum(1)
+            fit = self.log_prob(weights)
         if variance is not None:  # log N(y | f, σ²) from log N(y | f, 1)
             half = 0.5 * self.targets[0].numel()
             fit = (fit + half * log(2 * pi)) / variance - half * (2 * pi * variance).log()
@@ -179,21 +174,6 @@ class Ensemble:
         value = fit - 0.5 * (delta * weights.square()).sum(1) - 0.5 * log_det
         white = torch.linalg.solve_triangular(factor, gradient[..., None], upper=False)
         return value, 0.5 * white.square().sum((1, 2))
-
-    def variances(
-        self, weights: Float[Tensor, "B P"], curvature: EnsembleCurvature, inputs: Float[Tensor, "C N *in"]
-    ) -> Float[Tensor, "B N K"]:
-        """diag(J Σ̃ Jᵀ) of each output at other inputs, Σ̃ the posterior covariance of each member."""
-        precision = curvature.matrix + torch.diag_embed(self.prior_precision.expand_as(weights))
-        factor = torch.linalg.cholesky(precision)
-        found = []
-        for member in range(len(weights)):
-            own = inputs[0 if len(inputs) == 1 else member]
-            with evaluation_mode(self.network):
-                jacobian, _ = vmap(self._jacobian, in_dims=(None, 0))(weights[member], own)
-            white = torch.linalg.solve_triangular(factor[member], jacobian.flatten(0, 1).T, upper=False)
-            found.append(white.square().sum(0).unflatten(0, jacobian.shape[:2]))
-        return torch.stack(found)
 
     def _network(self, weights: Float[Tensor, " P"], inputs: Float[Tensor, "N *in"]) -> Float[Tensor, "N K"]:
         tensors = {**self.layout.unflatten(weights), **self._fixed}
@@ -205,7 +185,7 @@ class Ensemble:
         return function(outputs.flatten(0, 1), targets.flatten(0, 1)).unflatten(0, outputs.shape[:2])
 
     def _blocks(self, weights: Float[Tensor, "B P"]) -> Iterator[tuple[slice, slice]]:
-        """Members and examples whose Jacobians are made together."""
+        """Members and examples whose Jacobians are computed together."""
         examples = self.inputs.shape[1]
         if self._num_outputs is None:
             with evaluation_mode(self.network), torch.no_grad():
@@ -219,7 +199,7 @@ class Ensemble:
     def _sites(
         self, weights: Float[Tensor, "b P"], members: slice, examples: slice
     ) -> tuple[Float[Tensor, "b m P"], Float[Tensor, "b P"]]:
-        """SᵀJ and Jᵀr of some examples of some members."""
+        """SᵀJ and Jᵀr for a block of members and examples."""
         shared = len(self.inputs) == 1
         own = slice(0, 1) if shared else members
         inputs, targets = self.inputs[own, examples], self.targets[own, examples]
@@ -243,25 +223,32 @@ class Ensemble:
         return jacrev(one, has_aux=True)(weights)
 
 
-def initial_weights(build: Callable[[], nn.Module], seeds: Sequence[int]) -> Float[Tensor, "B P"]:
-    """The first weights that `build` draws after each seed; the global generator is left as it was."""
-    found = []
+def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The module that `build` makes after torch.manual_seed(seed); the global generator is not changed."""
     with torch.random.fork_rng(devices=[]):
-        for seed in seeds:
-            torch.manual_seed(seed)
-            network = build()
-            found.append(layout_of(network).flatten(dict(network.named_parameters())).detach().double())
-    return torch.stack(found)
+        torch.manual_seed(seed)
+        return build()
+
+
+def initial_weights(build: Callable[[], nn.Module], seeds: Sequence[int]) -> Float[Tensor, "B P"]:
+    """The weights that `build` draws after each seed."""
+    networks = [seeded(build, seed) for seed in seeds]
+    return torch.stack([read_weights(network).double() for network in networks])
+
+
+def read_weights(network: nn.Module) -> Float[Tensor, " P"]:
+    """A copy of the trainable weights as one vector."""
+    return layout_of(network).flatten(dict(network.named_parameters())).detach()
 
 
 def layout_of(network: nn.Module) -> Layout:
-    """How the weights of a module that train lie in a flat vector."""
+    """The layout of the trainable weights of a module in a flat vector."""
     named = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
     return Layout(tuple(named), tuple(weight.shape for weight in named.values()))
 
 
 def write_weights(network: nn.Module, weights: Float[Tensor, " P"]) -> None:
-    """Put a flat vector into a module."""
+    """Write a flat vector into the trainable weights of a module."""
     with torch.no_grad():
         for name, value in layout_of(network).unflatten(weights).items():
             network.get_parameter(name).copy_(value)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
-
-import torch
+from typing import TypeAlias
 
 from dnn2gp.evidence.tuning_result import EVIDENCE, Setting, Trial
 from dnn2gp.gp.gaussian_process import GaussianProcess
@@ -20,10 +16,8 @@ from dnn2gp.support.errors import FileFormatError, InputError
 from dnn2gp.support.files import write_text
 from dnn2gp.support.optional import needs_extra
 from dnn2gp.support.progress import bar
+from dnn2gp.tune.one_thread import one_thread
 from dnn2gp.tune.purpose import keep_purpose
-
-if TYPE_CHECKING:
-    from threadpoolctl import threadpool_limits
 
 Outcome: TypeAlias = "float | Mapping[str, float] | GaussianProcess"
 Fit: TypeAlias = "Callable[..., Outcome]"
@@ -122,44 +116,3 @@ def values_of(outcome: object) -> dict[str, float]:
         "tune: expected the function to return the log evidence: a number, a mapping with the key 'evidence', or the "
         f"GaussianProcess of convert; got {outcome!r}."
     )
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread for torch and for BLAS: parallel workers do not compete, and results do not depend on their number.
-
-    Where workers are threads of one process, the first sets it and the last gives it back.
-    """
-    _Threads.enter()
-    try:
-        yield
-    finally:
-        _Threads.leave()
-
-
-class _Threads:
-    """How many are inside `one_thread`, and what was before."""
-
-    _lock: ClassVar[Lock] = Lock()
-    _inside: ClassVar[int] = 0
-    _before: ClassVar[int] = 1
-    _limits: ClassVar[threadpool_limits | None] = None
-
-    @classmethod
-    def enter(cls) -> None:
-        with needs_extra("tune", "Tuning in parallel"):
-            from threadpoolctl import threadpool_limits
-
-        with cls._lock:
-            if cls._inside == 0:
-                cls._before, cls._limits = torch.get_num_threads(), threadpool_limits(1)
-            cls._inside += 1
-        torch.set_num_threads(1)  # each thread has its own number
-
-    @classmethod
-    def leave(cls) -> None:
-        with cls._lock:
-            cls._inside -= 1
-            if cls._inside == 0 and cls._limits is not None:
-                cls._limits.restore_original_limits()
-            torch.set_num_threads(cls._before)

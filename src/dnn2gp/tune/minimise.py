@@ -44,6 +44,11 @@ class Minima:
     iterations: int
     """Of the slowest."""
 
+    @property
+    def best(self) -> int:
+        """The member with the smallest loss."""
+        return int(self.loss.argmin())
+
 
 def minimise(
     ensemble: Ensemble,

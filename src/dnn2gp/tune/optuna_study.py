@@ -20,8 +20,9 @@ from optuna.trial import TrialState
 
 from dnn2gp.evidence.tuning_result import Trial, TuningResult
 from dnn2gp.support.progress import bar
-from dnn2gp.tune.jobs import one_thread, values_of
+from dnn2gp.tune.jobs import values_of
 from dnn2gp.tune.lock import locked
+from dnn2gp.tune.one_thread import one_thread
 
 _NAME = "evidence"
 _OWNER, _VALUES = "process", "values"

@@ -27,7 +27,7 @@ from dnn2gp.gp.diagnose import diagnose
 from dnn2gp.support.files import prepare_folder, write_text, write_whole
 from dnn2gp.support.progress import bar, show_progress
 from dnn2gp.tune import grid
-from dnn2gp.tune.jobs import one_thread
+from dnn2gp.tune.one_thread import one_thread
 from dnn2gp.tune.restarts import Fitted
 
 

@@ -1,60 +1,35 @@
-"""Fig. 4(a) and Fig. 7, left: LeNet-5 on MNIST, its kernel, posterior mean and uncertainties, by Laplace and by VI."""
+"""Fig. 4(a) and Fig. 7, left: LeNet-5 on MNIST; kernel, posterior mean and uncertainties by Laplace and by VI."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
+from functools import partial
 
-import numpy as np
-
-from dnn2gp.paper.figure_result import FigureResult, check_preset, plain, written
-from dnn2gp.paper.images import LAPLACE, VI, WORDS, ImagesConfig, accuracy_claim, kernel_claim, look_at_all
+from dnn2gp.paper import image_figures
+from dnn2gp.paper.figure_kind import Arrays, FigureKind
+from dnn2gp.paper.figure_result import written
+from dnn2gp.paper.image_figures import accuracy_claim, kernel_claim, posterior_mean_claim
+from dnn2gp.paper.image_networks import LAPLACE, VI, ImagesConfig
 from dnn2gp.plots.correlations import correlations
 from dnn2gp.plots.report.claim import Claim
 
-# A correlation below this one is more than noise.
+# Correlations above this one are counted as noise around 0.
 _NEGATIVE = -0.05
 
 
-def preset(name: str) -> ImagesConfig:
-    """`paper`, or `smoke`: a little of it."""
-    whole = ImagesConfig()
-    return whole.smaller() if check_preset(name) == "smoke" else whole
-
-
-def run(config: ImagesConfig, folder: Path) -> FigureResult:
-    """Train by both methods, weights kept in `folder`, and look at some examples of each digit."""
-    begin = time.perf_counter()
-    arrays = look_at_all(config, folder)
-    return FigureResult("mnist", plain(config), arrays, claims(arrays, config), time.perf_counter() - begin)
-
-
-def claims(arrays: dict[str, np.ndarray], config: ImagesConfig) -> tuple[Claim, ...]:
+def claims(arrays: Arrays, config: ImagesConfig) -> tuple[Claim, ...]:
     """Accuracy, kernel and posterior mean."""
     found = []
     for method in config.methods:
-        own = float(arrays[f"{method}_accuracy"])
-        if method == LAPLACE:
-            found.append(accuracy_claim("LeNet-5 by Adam", own, "99 %", lambda value: value >= 0.99))
-        else:
-            found.append(accuracy_claim("LeNet-5 by VOGN, at the mean", own, "not said", None))
-        found.append(kernel_claim("MNIST", arrays, method, "Fig. 4(a), 7: examples of one class are correlated"))
-        found.append(posterior_mean_claim(arrays, method, "Fig. 4(a), 7: the pattern follows the classes"))
+        found.append(accuracy_claim(arrays, method, "99 %", 0.99))
+        found.append(kernel_claim("MNIST", arrays, method, "Figs. 4(a), 7: examples of one class are correlated"))
+        found.append(posterior_mean_claim(arrays, method, "Figs. 4(a), 7: the pattern follows the classes"))
     if {LAPLACE, VI} <= set(config.methods):
         found.append(_negative_claim(arrays))
     return tuple(found)
 
 
-def posterior_mean_claim(arrays: dict[str, np.ndarray], method: str, paper: str) -> Claim:
-    """Whether the posterior mean of the true class is the largest."""
-    share = float((arrays[f"{method}_posterior_mean"].argmax(1) == arrays["labels"]).mean())
-    words = f"largest at the true class for {share:.0%} of the training examples looked at"
-    what, bar = f"{WORDS[method]}: the posterior mean reflects the classes", f"{paper} (here: for more than half)"
-    return Claim(what, bar, words, share > 0.5)
-
-
-def _negative_claim(arrays: dict[str, np.ndarray]) -> Claim:
-    """VI's kernel has more negative correlations between classes; of those that are 0 but for noise it says nothing."""
+def _negative_claim(arrays: Arrays) -> Claim:
+    """VI's kernel has more negative correlations between classes; those within noise of 0 do not count."""
     other = arrays["labels"][:, None] != arrays["labels"][None, :]
     found = {method: correlations(arrays[f"{method}_kernel"])[other] for method in (VI, LAPLACE)}
     strong = {method: float((own < _NEGATIVE).mean()) for method, own in found.items()}
@@ -63,7 +38,25 @@ def _negative_claim(arrays: dict[str, np.ndarray]) -> Claim:
     return Claim(
         "VI's kernel has more negative correlations between classes than Laplace's",
         f"App. C: many more (here: more below {bar})",
-        f"below {bar}: {strong[VI]:.1%} beside {strong[LAPLACE]:.1%} of the pairs (below 0: {' beside '.join(signs)}; "
-        f"the least {' beside '.join(written(own, '.2f') for own in least)})",
+        f"below {bar}: {strong[VI]:.1%} versus {strong[LAPLACE]:.1%} of the pairs (below 0: {' versus '.join(signs)}; "
+        f"minimum {' versus '.join(written(own, '.2f') for own in least)})",
         strong[VI] > strong[LAPLACE],
     )
+
+
+_PAPER = ImagesConfig()
+FIGURE = FigureKind(
+    name="mnist",
+    order=40,
+    title="Figs. 4(a) and 7: LeNet-5 on MNIST",
+    caption="Some training images of each digit. Kernel: tr J Jᵀ for Laplace, tr J Σ Jᵀ with the covariance Σ of q for "
+    "VI. Posterior mean: J μ, which is not the network's output, as the term f − J w is not part of it. δ refers to "
+    "the summed loss, so it is N times the weight decay. The posterior is diagonal.",
+    paper=_PAPER,
+    smoke=_PAPER.smaller(),
+    compute=image_figures.compute,
+    claims=claims,
+    draw=partial(image_figures.draw, name="MNIST"),
+    maps=image_figures.maps,
+    network="mnist",
+)

@@ -1,8 +1,7 @@
-"""Fig. 9: half moons. The mean, the label noise and the ignorance of a small network over the plane."""
+"""Fig. 9: half moons. The mean, the label noise and the model uncertainty of a small network over the plane."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +11,13 @@ from dnn2gp.gp.convert import convert
 from dnn2gp.likelihoods import BernoulliLikelihood
 from dnn2gp.network.mlp import mlp
 from dnn2gp.paper.datasets import half_moons
-from dnn2gp.paper.figure_result import FigureResult, check_preset, plain
-from dnn2gp.paper.small import flat_weights, sides, train_best
+from dnn2gp.paper.figure_kind import Arrays, Drawings, FigureKind, Findings, Workspace
+from dnn2gp.paper.figure_result import FigureResult
+from dnn2gp.paper.minima import train_restarts
+from dnn2gp.paper.plane import plane_grid
+from dnn2gp.plots.plane import plane_maps
 from dnn2gp.plots.report.claim import Claim
+from dnn2gp.tune.ensemble import read_weights
 
 
 @dataclass(frozen=True)
@@ -26,38 +29,38 @@ class MoonsConfig:
     width: int = 10
     prior_precision: float = 0.26
     restarts: int = 5
-    """Trainings from other first weights, of which the one of the smallest loss is taken."""
+    """Trainings from different initial weights; the one with the smallest loss is used."""
     max_iterations: int = 500
     resolution: int = 120
     """Points along each side of the plane."""
     extent: tuple[float, float, float, float] = (-4.0, 5.0, -4.0, 4.5)
     seed: int = 0
 
-    @staticmethod
-    def preset(name: str) -> MoonsConfig:
-        """`paper`, or `smoke`: a little of it."""
-        if check_preset(name) == "smoke":
-            return MoonsConfig(num_examples=40, width=4, restarts=1, max_iterations=50, resolution=15)
-        return MoonsConfig()
 
-
-def run(config: MoonsConfig) -> FigureResult:
+def compute(config: MoonsConfig, workspace: Workspace) -> Findings:
     """Train, convert, and predict over the plane."""
-    begin = time.perf_counter()
-    data = half_moons(config.num_examples, config.noise, config.seed)
-    targets, likelihood = data.labels.double()[:, None], BernoulliLikelihood()
+    points = half_moons(config.num_examples, config.noise, config.seed)
+    data, likelihood = (points.inputs, points.labels.double()[:, None]), BernoulliLikelihood()
 
     def build() -> nn.Module:
         return mlp(2, 1, width=config.width).double()
 
-    found = train_best(build, data.inputs, targets, likelihood, config)
-    gp = convert(found.network, (data.inputs, targets), likelihood, config.prior_precision)
-    x, y, points = sides(config.extent, config.resolution)
-    plane, own = gp.predict(points), gp.predict(data.inputs)
+    network, minima = train_restarts(
+        build,
+        data,
+        likelihood,
+        config.prior_precision,
+        restarts=config.restarts,
+        max_iterations=config.max_iterations,
+        seed=config.seed,
+    )
+    gp = convert(network, data, likelihood, config.prior_precision)
+    x, y, grid = plane_grid(config.extent, config.resolution)
+    plane, own = gp.predict(grid), gp.predict(points.inputs)
     shape = (len(y), len(x))
     arrays = {
-        "inputs": data.inputs.numpy(),
-        "labels": data.labels.numpy(),
+        "inputs": points.inputs.numpy(),
+        "labels": points.labels.numpy(),
         "x": x.numpy(),
         "y": y.numpy(),
         "mean": plane.mean[:, 0].reshape(shape).numpy(),
@@ -66,51 +69,61 @@ def run(config: MoonsConfig) -> FigureResult:
         "latent": plane.latent_covariance[:, 0, 0].reshape(shape).numpy(),
         "own_epistemic": own.epistemic[:, 0].numpy(),
         "own_latent": own.latent_covariance[:, 0, 0].numpy(),
-        "relative_gradient": np.array(found.relative_gradient),
+        "relative_gradient": minima.relative_gradient[minima.best].numpy(),
     }
-    seconds = time.perf_counter() - begin
-    weights = {"network": flat_weights(found.network)}
-    return FigureResult("moons", plain(config), arrays, claims(arrays, config), seconds, weights=weights)
+    return Findings(arrays, {"network": read_weights(network).numpy()})
 
 
-def claims(arrays: dict[str, np.ndarray], config: MoonsConfig) -> tuple[Claim, ...]:
-    """The label noise is that of the boundary; the model's uncertainty grows away from the data."""
-    mean, aleatoric, latent = arrays["mean"], arrays["aleatoric"], arrays["latent"]
+def claims(arrays: Arrays, config: MoonsConfig) -> tuple[Claim, ...]:
+    """Label noise follows the boundary; model uncertainty grows away from the data."""
+    mean, aleatoric = arrays["mean"], arrays["aleatoric"]
     near = np.abs(mean - 0.5) < 0.1
-    ratio = _times(aleatoric[near], aleatoric[~near], ".1f")
-    drawn, own = _rim(arrays["epistemic"]), arrays["own_epistemic"]
-    border = np.abs(_rim(mean) - 0.5) < 0.1
-    at_data = near & _near_data(arrays)
-    there, here = drawn[border], arrays["epistemic"][at_data]
-    everywhere = float(np.median(drawn) / np.median(own))
-    growth = float(np.median(_rim(latent)) / np.median(arrays["own_latent"]))
+    rim, at_data = _rim(arrays["epistemic"]), arrays["epistemic"][near & _near_data(arrays)]
+    at_rim = rim[np.abs(_rim(mean) - 0.5) < 0.1]
+    everywhere = float(np.median(rim) / np.median(arrays["own_epistemic"]))
+    growth = float(np.median(_rim(arrays["latent"])) / np.median(arrays["own_latent"]))
     return (
         Claim(
-            "label noise (aleatoric) belongs to the boundary",
+            "label noise (aleatoric) is concentrated at the decision boundary",
             "Fig. 9(b): high along the decision boundary",
-            f"where 0.4 < p < 0.6 beside elsewhere: {ratio}, as it must be: it is p (1 − p)",
+            f"where 0.4 < p < 0.6 it is {_times(aleatoric[near], aleatoric[~near], '.1f')} that elsewhere; this "
+            "follows from its definition, p (1 − p)",
             None,
         ),
         Claim(
             "model uncertainty (epistemic) grows away from the data along the boundary",
             "Fig. 9(c): grows away from the data",
-            f"where 0.4 < p < 0.6, the rim of the plane beside the data: {_times(there, here, '.3g')}; it is "
-            f"(p (1 − p))² times the variance of f, so it vanishes off the boundary (medians: at the rim "
-            f"{everywhere:.2g} times that at the data)",
-            bool(there.mean() > here.mean()) if len(there) and len(here) else None,
+            f"where 0.4 < p < 0.6, at the rim of the plane it is {_times(at_rim, at_data, '.3g')} that near the data; "
+            "as (p (1 − p))² times the variance of f, it vanishes away from the boundary (medians over all p: at the "
+            f"rim {everywhere:.2g} times that at the data)",
+            bool(at_rim.mean() > at_data.mean()) if len(at_rim) and len(at_data) else None,
         ),
         Claim(
             "the variance of f itself grows away from the data",
-            "not said",
-            f"at the rim of the plane {growth:.1f} times that at the data (medians)",
+            "not stated",
+            f"at the rim of the plane it is {growth:.1f} times that at the data (medians)",
             None,
         ),
     )
 
 
+def draw(result: FigureResult) -> Drawings:
+    """Four maps of the plane."""
+    own = result.arrays
+    maps = {
+        "Mean: probability of one class": own["mean"],
+        "Aleatoric: label noise": own["aleatoric"],
+        "Epistemic: model uncertainty": own["epistemic"],
+        "Variance of f behind it": own["latent"],
+    }
+    words = ("p(y = 1)", "variance of y given f", "(p (1 − p))² var f (to first order)", "var f")
+    scales: dict[str, str] = dict(zip(maps, words, strict=True))
+    return {"": plane_maps(own["x"], own["y"], maps, own["inputs"], own["labels"], scales=scales)}
+
+
 def _times(one: np.ndarray, other: np.ndarray, form: str) -> str:
-    """How many times the mean of some points is that of others, if there are any."""
-    return f"{one.mean() / other.mean():{form}} times" if len(one) and len(other) else "no such points"
+    """The ratio of two means, if there are points in both."""
+    return f"{one.mean() / other.mean():{form}} times" if len(one) and len(other) else "at no points to compare with"
 
 
 def _rim(values: np.ndarray) -> np.ndarray:
@@ -118,8 +131,25 @@ def _rim(values: np.ndarray) -> np.ndarray:
     return np.concatenate([values[0], values[-1], values[:, 0], values[:, -1]])
 
 
-def _near_data(arrays: dict[str, np.ndarray]) -> np.ndarray:
-    """The points of the plane inside the box around the data, H × W."""
+def _near_data(arrays: Arrays) -> np.ndarray:
+    """Which points of the plane are inside the bounding box of the data, H × W."""
     (left, low), (right, high) = arrays["inputs"].min(0), arrays["inputs"].max(0)
     x, y = arrays["x"], arrays["y"]
     return ((y >= low) & (y <= high))[:, None] & ((x >= left) & (x <= right))[None, :]
+
+
+FIGURE = FigureKind(
+    name="moons",
+    order=90,
+    title="Fig. 9: two kinds of uncertainty over the plane",
+    caption="Label noise (aleatoric) is high at the boundary between the classes; model uncertainty (epistemic) grows "
+    "along the boundary, away from the data. Both are variances of a label that is 0 or 1. The second is computed to "
+    "first order, as (p (1 − p))² times the variance of f, which the last map shows. Far from the data the variance of "
+    "f is much larger than ¼, the largest variance that such a label can have; the epistemic variance vanishes where "
+    "the network is certain. The line is p = ½.",
+    paper=MoonsConfig(),
+    smoke=MoonsConfig(num_examples=40, width=4, restarts=1, max_iterations=50, resolution=15),
+    compute=compute,
+    claims=claims,
+    draw=draw,
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,68 +12,62 @@ from dnn2gp.gp.convert import convert
 from dnn2gp.likelihoods import BernoulliLikelihood
 from dnn2gp.network.mlp import mlp
 from dnn2gp.paper.datasets import bent_clouds
-from dnn2gp.paper.figure_result import FigureResult, check_preset, plain, written
-from dnn2gp.paper.small import flat_weights, sides, train_best
+from dnn2gp.paper.figure_kind import Arrays, Drawings, FigureKind, Findings, Workspace
+from dnn2gp.paper.figure_result import FigureResult, written
+from dnn2gp.paper.minima import train_restarts
+from dnn2gp.paper.plane import plane_grid
+from dnn2gp.plots.features import network_as_gp
 from dnn2gp.plots.report.claim import Claim
+from dnn2gp.tune.ensemble import read_weights
 
-POINTS = "ABCD"
+_POINTS = "ABCD"
 
 
 @dataclass(frozen=True)
 class TwoDConfig:
-    """2 → 128 → 1: 513 weights, as in the paper, which says no more; δ, activation and data are chosen here."""
+    """2 → 128 → 1: 513 weights, as in the paper, which says no more; δ, activation and data are our choice."""
 
     num_examples: int = 100
     width: int = 128
     prior_precision: float = 0.1
-    restarts: int = 1
     max_iterations: int = 500
     resolution: int = 120
     extent: tuple[float, float, float, float] = (-4.0, 3.5, -4.0, 4.0)
     seed: int = 0
 
-    @staticmethod
-    def preset(name: str) -> TwoDConfig:
-        """`paper`, or `smoke`: a little of it."""
-        if check_preset(name) == "smoke":
-            return TwoDConfig(num_examples=20, width=8, max_iterations=50, resolution=15)
-        return TwoDConfig()
 
-
-def run(config: TwoDConfig) -> FigureResult:
-    """Train to a minimum, convert, and take features, kernel and posterior mean of the training points."""
-    begin = time.perf_counter()
-    data = bent_clouds(config.num_examples, config.seed)
-    targets = data.labels.double()[:, None]
-
-    def build() -> nn.Module:
-        return mlp(2, 1, width=config.width).double()
-
-    found = train_best(build, data.inputs, targets, BernoulliLikelihood(), config)
-    gp = convert(found.network, (data.inputs, targets), BernoulliLikelihood(), config.prior_precision)
-    x, y, points = sides(config.extent, config.resolution)
+def compute(config: TwoDConfig, workspace: Workspace) -> Findings:
+    """Train to a minimum, convert, and evaluate features, kernel and posterior mean at the training points."""
+    points, likelihood = bent_clouds(config.num_examples, config.seed), BernoulliLikelihood()
+    data = points.inputs, points.labels.double()[:, None]
+    effort = {"restarts": 1, "max_iterations": config.max_iterations, "seed": config.seed}
+    network, minimum = train_restarts(lambda: _network(config), data, likelihood, config.prior_precision, **effort)
+    gp = convert(network, data, likelihood, config.prior_precision)
+    x, y, grid = plane_grid(config.extent, config.resolution)
     with torch.no_grad():
-        outputs = found.network(data.inputs)[:, 0]
+        outputs = network(points.inputs)[:, 0]
     arrays = {
-        "inputs": data.inputs.numpy(),
-        "labels": data.labels.numpy(),
+        "inputs": points.inputs.numpy(),
+        "labels": points.labels.numpy(),
         "x": x.numpy(),
         "y": y.numpy(),
-        "plane": gp.predict(points).mean[:, 0].reshape(len(y), len(x)).numpy(),
-        "features": gp.features.jacobian(data.inputs)[:, 0].numpy(),
-        "kernel": gp.kernel.full(data.inputs)[:, 0, :, 0].numpy() * config.prior_precision,
-        "posterior_mean": gp.mean(data.inputs)[:, 0].numpy(),
+        "plane": gp.predict(grid).mean[:, 0].reshape(len(y), len(x)).numpy(),
+        "features": gp.features.jacobian(points.inputs)[:, 0].numpy(),
+        "kernel": gp.kernel.full(points.inputs)[:, 0, :, 0].numpy() * config.prior_precision,
+        "posterior_mean": gp.mean(points.inputs)[:, 0].numpy(),
         "outputs": outputs.numpy(),
-        "points": _points(outputs, data.labels),
-        "relative_gradient": np.array(found.relative_gradient),
+        "points": _border_and_inner(outputs, points.labels),
+        "relative_gradient": minimum.relative_gradient[0].numpy(),
     }
-    seconds = time.perf_counter() - begin
-    weights = {"network": flat_weights(found.network)}
-    return FigureResult("two_d", plain(config), arrays, claims(arrays, config), seconds, weights=weights)
+    return Findings(arrays, {"network": read_weights(network).numpy()})
 
 
-def _points(outputs: Tensor, labels: Tensor) -> np.ndarray:
-    """A and D: of each class the one nearest to the border of the network; B and C: the ones farthest from it."""
+def _network(config: TwoDConfig) -> nn.Module:
+    return mlp(2, 1, width=config.width).double()
+
+
+def _border_and_inner(outputs: Tensor, labels: Tensor) -> np.ndarray:
+    """A and D: the point of each class closest to the network's boundary; B and C: the farthest from it."""
     signed = torch.where(labels == 1, outputs, -outputs)
     chosen = []
     for label, ends in ((0, (torch.argmin, torch.argmax)), (1, (torch.argmax, torch.argmin))):
@@ -83,28 +76,61 @@ def _points(outputs: Tensor, labels: Tensor) -> np.ndarray:
     return np.array(chosen)
 
 
-def claims(arrays: dict[str, np.ndarray], config: TwoDConfig) -> tuple[Claim, ...]:
-    """The GP's posterior mean parts the classes, and border points stay border points."""
+def claims(arrays: Arrays, config: TwoDConfig) -> tuple[Claim, ...]:
+    """The GP's posterior mean separates the classes, and points at the boundary stay there."""
     mean, labels, points = arrays["posterior_mean"], arrays["labels"], arrays["points"]
-    order = np.argsort(mean)
-    split, cut = max((float(((mean > cut) == (labels == 1)).mean()), float(cut)) for cut in mean[order])
+    split, cut = max((float(((mean > cut) == (labels == 1)).mean()), float(cut)) for cut in np.sort(mean))
     share = {}
-    for name, place in zip(POINTS, points, strict=True):
+    for name, place in zip(_POINTS, points, strict=True):
         own = labels == labels[place]
         inner = mean[own] > mean[place] if labels[place] == 1 else mean[own] < mean[place]
         share[name] = float(inner.sum() / max(1, own.sum() - 1))
     return (
         Claim(
-            "the posterior mean of the GP parts the two classes",
+            "the GP's posterior mean separates the two classes",
             "Fig. 2(d): a clear separation",
             f"one threshold, at {written(cut, '.2g')}, puts {split:.0%} of the points on the right side",
             split >= 0.95,
         ),
         Claim(
-            "border points A and D are at the border of the posterior mean too",
+            "A and D are at the boundary of the posterior mean too",
             "Fig. 2: A and D are at the boundary in (a) and in (d)",
-            f"in the order of the posterior mean, {share['A']:.0%} and {share['D']:.0%} of their classes lie farther "
-            "out",
+            f"ordered by posterior mean, {share['A']:.0%} and {share['D']:.0%} of their classes lie farther from the "
+            "boundary",
             min(share["A"], share["D"]) >= 0.8,
         ),
     )
+
+
+def draw(result: FigureResult) -> Drawings:
+    """All four panels in one picture."""
+    own = result.arrays
+    figure = network_as_gp(
+        inputs=own["inputs"],
+        labels=own["labels"],
+        x=own["x"],
+        y=own["y"],
+        probabilities=own["plane"],
+        features=own["features"],
+        kernel=own["kernel"],
+        posterior_mean=own["posterior_mean"],
+        marked={name: int(place) for name, place in zip(_POINTS, own["points"], strict=True)},
+    )
+    return {"": figure}
+
+
+FIGURE = FigureKind(
+    name="two_d",
+    order=20,
+    title="Fig. 2: a network in the plane becomes a GP",
+    caption="(a) The network's probabilities. (b) The features of all examples, grouped by class and ordered by "
+    "posterior mean within each class. (c) Their kernel. (d) The GP's posterior mean J μ, red above 0 and blue below. "
+    "It is not the network's output: the term f − J w is not part of it. A and D are the points of each class closest "
+    "to the network's decision boundary, B and C the farthest from it. The paper gives only the number of points and "
+    "weights; the data are our own.",
+    paper=TwoDConfig(),
+    smoke=TwoDConfig(num_examples=20, width=8, max_iterations=50, resolution=15),
+    compute=compute,
+    claims=claims,
+    draw=draw,
+)

@@ -1,8 +1,7 @@
-"""Beyond the paper: the GPs of ever wider networks at random weights, beside that of infinitely many units."""
+"""Beyond the paper: the GPs of wider and wider networks at random weights, compared with the infinite limit."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +11,11 @@ from torch import Tensor
 
 from dnn2gp.features import LayerwiseFeatures
 from dnn2gp.network import Network
-from dnn2gp.paper.figure_result import FigureResult, check_preset, plain, written
+from dnn2gp.paper.figure_kind import Arrays, Drawings, FigureKind, Findings, Workspace
+from dnn2gp.paper.figure_result import FigureResult, written
 from dnn2gp.paper.networks.erf import ErfNetwork, infinite_kernel
 from dnn2gp.plots.report.claim import Claim
+from dnn2gp.plots.widths import widths
 from dnn2gp.support.progress import track
 from dnn2gp.weights.priors import expand_precision
 from dnn2gp.weights.structures import DiagonalPrecision
@@ -22,7 +23,7 @@ from dnn2gp.weights.structures import DiagonalPrecision
 
 @dataclass(frozen=True)
 class WidthConfig:
-    """A sine with noise, seen by networks of error functions."""
+    """A noisy sine, and networks whose units are error functions."""
 
     widths: tuple[int, ...] = (4, 16, 64, 256, 1024, 4096, 16384)
     repeats: int = 10
@@ -32,17 +33,9 @@ class WidthConfig:
     resolution: int = 121
     seed: int = 0
 
-    @staticmethod
-    def preset(name: str) -> WidthConfig:
-        """`paper`, or `smoke`: a little of it."""
-        if check_preset(name) == "smoke":
-            return WidthConfig(widths=(4, 64), repeats=2, resolution=15)
-        return WidthConfig()
 
-
-def run(config: WidthConfig) -> FigureResult:
-    """Kernels and GP predictions of each width and repeat, and how far they are from the limit."""
-    begin = time.perf_counter()
+def compute(config: WidthConfig, workspace: Workspace) -> Findings:
+    """The kernels and GP predictions of each width and repeat, and their distance from the limit."""
     generator = torch.Generator().manual_seed(config.seed)
     inputs = 3 * (2 * torch.rand(config.num_examples, 1, generator=generator, dtype=torch.float64) - 1)
     noise = torch.randn(config.num_examples, 1, generator=generator, dtype=torch.float64)
@@ -53,7 +46,7 @@ def run(config: WidthConfig) -> FigureResult:
     gaps = np.zeros((2, len(config.widths), config.repeats))
     means, stds = np.zeros((2, len(config.widths), config.repeats, len(x)))
     jobs = [(place, repeat) for place in range(len(config.widths)) for repeat in range(config.repeats)]
-    for place, repeat in track(jobs, "ever wider networks", total=len(jobs)):
+    for place, repeat in track(jobs, "wider and wider networks", total=len(jobs)):
         network = ErfNetwork(1, config.widths[place], generator)
         for kind, last_layer in enumerate((False, True)):
             exact = infinite_kernel(points, points, last_layer=last_layer)
@@ -74,11 +67,11 @@ def run(config: WidthConfig) -> FigureResult:
         "infinite_mean": mean,
         "infinite_std": std,
     }
-    return FigureResult("width", plain(config), arrays, claims(arrays, config), time.perf_counter() - begin)
+    return Findings(arrays)
 
 
 def _kernel(network: ErfNetwork, points: Tensor, *, last_layer: bool) -> Float[Tensor, "N N"]:
-    """J V Jᵀ at the network's random weights, of all weights or of the last layer."""
+    """J V Jᵀ at the network's random weights, over all weights or over the last layer."""
     function = Network(network, points)
     function = function.restricted(["output.weight"]) if last_layer else function
     precision = {name: value for name, value in network.prior_precision.items() if not last_layer or name == "output"}
@@ -89,7 +82,7 @@ def _kernel(network: ErfNetwork, points: Tensor, *, last_layer: bool) -> Float[T
 def _predict(
     kernel: Float[Tensor, "N N"], targets: Float[Tensor, "n 1"], sigma: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of f at the points after the first n, which are the data."""
+    """The mean and standard deviation of f at the points after the first n, which are the data."""
     n = len(targets)
     factor = torch.linalg.cholesky(kernel[:n, :n] + sigma**2 * torch.eye(n, dtype=kernel.dtype))
     white = torch.linalg.solve_triangular(factor, kernel[:n, n:], upper=False)
@@ -98,8 +91,8 @@ def _predict(
     return mean[:, 0].numpy(), variance.clamp(min=0).sqrt().numpy()
 
 
-def claims(arrays: dict[str, np.ndarray], config: WidthConfig) -> tuple[Claim, ...]:
-    """Both kernels tend to their limits as 1/√H."""
+def claims(arrays: Arrays, config: WidthConfig) -> tuple[Claim, ...]:
+    """Both kernels converge to their limits as 1/√H."""
     found = []
     logs = np.log(arrays["widths"])
     for name, words in (("last_layer_error", "the last layer alone (Williams, 1997)"), ("kernel_error", "all weights")):
@@ -108,10 +101,32 @@ def claims(arrays: dict[str, np.ndarray], config: WidthConfig) -> tuple[Claim, .
         text = f"{errors[0]:.0%} off with {arrays['widths'][0]} units, {errors[-1]:.2%} with {arrays['widths'][-1]:,}"
         found.append(
             Claim(
-                f"the kernel of {words} tends to its infinite limit",
+                f"the kernel of {words} converges to its infinite limit",
                 "theory: as 1/√width, slope −0.5",
                 f"{text}; slope {written(slope, '.2f')}",
                 abs(slope + 0.5) < 0.1,
             )
         )
     return tuple(found)
+
+
+def draw(result: FigureResult) -> Drawings:
+    """Errors of the kernels along the width, and some GPs."""
+    own = result.arrays
+    errors = {"all weights": own["kernel_error"], "last layer": own["last_layer_error"]}
+    limit, data = (own["infinite_mean"], own["infinite_std"]), (own["inputs"], own["targets"])
+    return {"": widths(own["widths"], errors, own["x"], own["means"], own["stds"], limit, data)}
+
+
+FIGURE = FigureKind(
+    name="width",
+    order=100,
+    title="Beyond the paper: towards infinitely many units",
+    caption="The kernels of networks of error functions at random weights, compared with the exact kernels of "
+    "infinitely many units (Williams, 1997, for the last layer alone), and the resulting GPs.",
+    paper=WidthConfig(),
+    smoke=WidthConfig(widths=(4, 64), repeats=2, resolution=15),
+    compute=compute,
+    claims=claims,
+    draw=draw,
+)

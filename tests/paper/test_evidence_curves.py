@@ -1,4 +1,4 @@
-"""The tuning curves of Figs. 5 and 6: on the paper's draws beside what the paper has; small ones everywhere."""
+"""The curves of Figs. 5 and 6: on the paper's draws compared with the paper's values; small ones everywhere."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from dnn2gp.paper import curves
+from dnn2gp.paper import evidence_curves
+from dnn2gp.paper.curve_summaries import Stars
 from dnn2gp.paper.datasets import generate_draws
 from dnn2gp.paper.datasets.folder import find
 from dnn2gp.paper.datasets.wine import random_splits
+from dnn2gp.paper.figure_kind import Workspace
 from dnn2gp.paper.figure_result import FigureResult
-from dnn2gp.paper.figures import tune_synthetic, tune_wine
-from dnn2gp.paper.paper_curves import PaperCurve, error_claim, evidence_claim
+from dnn2gp.paper.figures import synthetic as synthetic_figure
+from dnn2gp.paper.figures import wine as wine_figure
+from dnn2gp.paper.published_curves import PublishedCurve, error_claim, evidence_claim
 from dnn2gp.support.errors import InputError
 
 # The mean log evidence that the paper's runs have at δ = 10^(−1 + k/5), k = 0, …, 15 (10 draws, Laplace).
@@ -32,9 +35,10 @@ STEP = 10**0.2 * (1 + 1e-9)
 def test_the_papers_curve_on_the_papers_draws():
     """Trainings to a minimum with ten of the 21 δ: the maximum within a grid step, the paper's values, nearly the best
     test error."""
-    config = tune_synthetic.TuneSyntheticConfig()
+    config = synthetic_figure.FIGURE.paper
     places = [5, 7, 8, 9, 10, 11, 13, 15, 17, 20]
-    found = tune_synthetic.laplace_curve(replace(config, deltas=tuple(config.deltas[place] for place in places)))
+    few = replace(config, deltas=tuple(config.deltas[place] for place in places))
+    found = synthetic_figure.laplace_curve(few, Workspace())
     curve, error = found.curve("prior_precision"), found.curve("prior_precision", "test_error")
     assert len(found.trials) == 100
     assert 0.63 / STEP < found.best["prior_precision"] < 0.632 * STEP
@@ -52,9 +56,9 @@ def test_the_papers_curve_on_the_papers_draws():
 @pytest.mark.skipif(find("wine_splits_standardised.npz") is None, reason="the paper's splits are not in DNN2GP_DATA")
 def test_the_papers_maximum_on_the_papers_splits_of_wine():
     """Some of the 30 δ on some of the 20 splits: the largest evidence at the paper's δ, and there the least error."""
-    config = tune_wine.TuneWineConfig()
+    config = wine_figure.FIGURE.paper
     few = replace(config, deltas=tuple(config.deltas[place] for place in (11, 15, 19)), num_splits=4)
-    found = tune_wine.curve(few, "prior_precision")
+    found = wine_figure.curve(few, "prior_precision", Workspace())
     assert found.best["prior_precision"] == config.deltas[15]  # 24, where the paper's curve has its maximum
     error = found.curve("prior_precision", "test_error").mean
     assert error[1] == min(error)
@@ -63,15 +67,15 @@ def test_the_papers_maximum_on_the_papers_splits_of_wine():
 @pytest.fixture
 def wine(monkeypatch):
     draws = random_splits(np.random.default_rng(0).normal(size=(200, 12)), 2)
-    monkeypatch.setattr(tune_wine, "wine_splits", lambda count: draws)
-    return tune_wine.TuneWineConfig.preset("smoke")
+    monkeypatch.setattr(wine_figure, "wine_splits", lambda count: draws)
+    return wine_figure.FIGURE.smoke
 
 
 @pytest.fixture
 def synthetic(monkeypatch):
     draws = generate_draws(2, 20, 10)
-    monkeypatch.setattr(tune_synthetic, "synthetic_draws", lambda count: draws)
-    return tune_synthetic.TuneSyntheticConfig.preset("smoke")
+    monkeypatch.setattr(synthetic_figure, "synthetic_draws", lambda count: draws)
+    return synthetic_figure.FIGURE.smoke
 
 
 def cut(folder, name, value):
@@ -92,43 +96,43 @@ def written(result, folder):
 
 @pytest.mark.parametrize("setting", ["prior_precision", "sigma", "width"])
 def test_small_curves_of_wine(setting, wine, tmp_path):
-    found = tune_wine.curve(wine, setting, tmp_path)
+    found = wine_figure.curve(wine, setting, Workspace(tmp_path))
     assert len(found.trials) == 4
     assert set(found.values) == {"evidence", "test_error", "train_error", "relative_gradient"}
-    assert tune_wine.curve(wine, setting, tmp_path, resume=True) == found
-    assert tune_wine.curve(wine, setting) == found
-    with pytest.raises(InputError, match="holds another tuning"):
-        tune_wine.curve(replace(wine, lr=0.1), setting, tmp_path, resume=True)
+    assert wine_figure.curve(wine, setting, Workspace(tmp_path, resume=True)) == found
+    assert wine_figure.curve(wine, setting, Workspace()) == found
+    with pytest.raises(InputError, match="holds"):
+        wine_figure.curve(replace(wine, lr=0.1), setting, Workspace(tmp_path, resume=True))
 
 
 def test_evidences_of_a_few_members_at_a_time(wine, monkeypatch):
     """The curvature of all splits need not be in memory at once."""
-    whole = tune_wine.curve(wine, "sigma")
-    monkeypatch.setattr(curves, "_BUDGET", 1)
-    for ours, theirs in zip(tune_wine.curve(wine, "sigma").trials, whole.trials, strict=True):
+    whole = wine_figure.curve(wine, "sigma", Workspace())
+    monkeypatch.setattr(evidence_curves, "_BUDGET", 1)
+    for ours, theirs in zip(wine_figure.curve(wine, "sigma", Workspace()).trials, whole.trials, strict=True):
         assert ours.values == pytest.approx(theirs.values, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["laplace", "vi"])
 def test_a_curve_that_was_stopped_goes_on(name, synthetic, tmp_path):
     """What is missing is trained again in the batch that it was in, and comes to the same numbers to the last bit."""
-    curve = {"laplace": tune_synthetic.laplace_curve, "vi": tune_synthetic.vi_curve}[name]
-    whole = curve(synthetic, tmp_path)
-    times = cut(tmp_path, "prior_precision", 10.0)
-    again = curve(synthetic, tmp_path, resume=True)
+    curve = {"laplace": synthetic_figure.laplace_curve, "vi": synthetic_figure.vi_curve}[name]
+    whole = curve(synthetic, Workspace(tmp_path))
+    times = cut(tmp_path / name, "prior_precision", 10.0)
+    again = curve(synthetic, Workspace(tmp_path, resume=True))
     assert again == whole
     if name == "vi":  # one point a batch: nothing else is trained again
         assert {path: path.stat().st_mtime_ns for path in times} == times
     other = replace(synthetic, width=3)
-    with pytest.raises(InputError, match="holds another tuning"):
-        curve(other, tmp_path, resume=True)
+    with pytest.raises(InputError, match="holds"):
+        curve(other, Workspace(tmp_path, resume=True))
 
 
 def test_laplace_does_not_depend_on_the_settings_of_vi(synthetic, tmp_path):
     """What was trained to a minimum is not trained again where VOGN is to take other steps."""
-    found = tune_synthetic.laplace_curve(synthetic, tmp_path)
+    found = synthetic_figure.laplace_curve(synthetic, Workspace(tmp_path))
     other = replace(synthetic, vi=replace(synthetic.vi, steps=7), evidence_samples=3)
-    assert tune_synthetic.laplace_curve(other, tmp_path, resume=True) == found
+    assert synthetic_figure.laplace_curve(other, Workspace(tmp_path, resume=True)) == found
 
 
 @SMALL
@@ -137,21 +141,21 @@ def test_the_synthetic_figure(synthetic, tmp_path):
     torch.manual_seed(7)
     state = torch.get_rng_state()
     threads = torch.get_num_threads()
-    found = tune_synthetic.run(synthetic, tmp_path / "jobs")
+    found = synthetic_figure.FIGURE.run(synthetic, Workspace(tmp_path / "jobs"))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
     torch.manual_seed(8)
     first = written(found, tmp_path / "a")
-    assert written(tune_synthetic.run(synthetic), tmp_path / "b") == first
+    assert written(synthetic_figure.FIGURE.run(synthetic), tmp_path / "b") == first
     for name in ("laplace", "vi"):
         cut(tmp_path / "jobs" / name, "prior_precision", 10.0)
-    again = tune_synthetic.run(synthetic, tmp_path / "jobs", resume=True)
+    again = synthetic_figure.FIGURE.run(synthetic, Workspace(tmp_path / "jobs", resume=True))
     assert written(again, tmp_path / "c") == first
-    arrays = FigureResult.load(tmp_path / "a", "tune_synthetic").arrays
+    arrays = FigureResult.load(tmp_path / "a", "synthetic").arrays
     assert all(np.isfinite(values).all() for values in arrays.values() if values.dtype.kind == "f")
     assert [claim.holds for claim in found.claims[:4]] == [None] * 4  # these draws are not the paper's
     theirs = {**arrays, "source": np.array("the paper's draws")}
-    peak, value, curve, errors, *stars, bound = tune_synthetic.claims(theirs, synthetic)
+    peak, value, curve, errors, *stars, bound = synthetic_figure.claims(theirs, synthetic)
     evidence, delta = arrays["laplace_evidence_mean"], arrays["delta"].tolist()
     best = delta[evidence.argmax()]
     assert peak.holds == (0.63 / STEP < best < 0.632 * STEP)
@@ -163,10 +167,10 @@ def test_the_synthetic_figure(synthetic, tmp_path):
     own = arrays["laplace_test_error_mean"]
     gaps = [(own[0] - 0.1462) / 0.0132, (own[1] - 0.1347) / 0.0067, (own[2] - 0.3250) / 0.0054]  # the paper's
     assert errors.holds == (max(map(abs, gaps)) < 2)
-    assert f"the 3 that were looked at are off by at most {max(map(abs, gaps)):.1f} standard errors" in errors.measured
+    assert f"the 3 that were computed differ by at most {max(map(abs, gaps)):.1f} standard errors" in errors.measured
     largest = arrays["vi_elbo_mean"].argmax()
-    assert f"at δ = {delta[largest]:.3g} " in bound.measured
-    assert f"test error {arrays['vi_test_error_mean'][largest]:.3g}" in bound.measured
+    assert f"δ = {delta[largest]:.3g} " in bound.measured
+    assert f"test error is {arrays['vi_test_error_mean'][largest]:.3g}" in bound.measured
     assert bound.holds is None
     for prefix, (low, near) in (("laplace", stars[:2]), ("vi", stars[2:])):
         chosen, error = arrays[f"{prefix}_evidence_mean"].argmax(), arrays[f"{prefix}_test_error_mean"]
@@ -180,7 +184,7 @@ def check_fits(arrays, config, chosen):
     assert arrays["fit_delta"].tolist() == [0.1, chosen, 10.0]
     assert arrays["fit_mean"].shape == arrays["fit_std"].shape == (3, config.resolution)
     assert (arrays["fit_std"] >= config.sigma).all()
-    draws = tune_synthetic.synthetic_draws(2)
+    draws = synthetic_figure.synthetic_draws(2)
     np.testing.assert_array_equal(arrays["fit_inputs"], draws.train_inputs[0, :, 0])
     np.testing.assert_array_equal(arrays["fit_targets"], draws.train_targets[0, :, 0])
     fits = [np.interp(arrays["fit_inputs"], arrays["fit_x"], mean) for mean in arrays["fit_mean"]]
@@ -191,21 +195,21 @@ def check_fits(arrays, config, chosen):
 def test_the_figure_of_wine(wine, tmp_path):
     """The same bytes twice, and after a curve was cut; verdicts by hand."""
     state = torch.get_rng_state()
-    found = tune_wine.run(wine, tmp_path / "jobs")
+    found = wine_figure.FIGURE.run(wine, Workspace(tmp_path / "jobs"))
     assert torch.equal(torch.get_rng_state(), state)
     first = written(found, tmp_path / "a")
     cut(tmp_path / "jobs" / "sigma", "sigma", 0.64)
     for path in sorted((tmp_path / "jobs" / "width").rglob("*"), reverse=True):  # as if the last had not begun
         path.rmdir() if path.is_dir() else path.unlink()
-    again = tune_wine.run(wine, tmp_path / "jobs", resume=True)
+    again = wine_figure.FIGURE.run(wine, Workspace(tmp_path / "jobs", resume=True))
     assert written(again, tmp_path / "b") == first
-    assert written(tune_wine.run(wine), tmp_path / "c") == first
+    assert written(wine_figure.FIGURE.run(wine), tmp_path / "c") == first
     arrays = found.arrays
     assert arrays["width_values"].tolist() == [1, 3]
     peak, _, _, low, *others = found.claims
     best = arrays["prior_precision_values"][arrays["prior_precision_evidence_mean"].argmax()]
     assert peak.holds is None  # these splits are not the paper's
-    theirs = tune_wine.claims({**arrays, "source": np.array("the paper's splits")}, wine)
+    theirs = wine_figure.claims({**arrays, "source": np.array("the paper's splits")}, wine)
     assert theirs[0].holds == (24 / 1.45 < best < 24 * 1.45)
     for claim, setting in zip((low, *others), ("prior_precision", "sigma", "width"), strict=True):
         chosen, error = arrays[f"{setting}_evidence_mean"].argmax(), arrays[f"{setting}_test_error_mean"]
@@ -213,7 +217,7 @@ def test_the_figure_of_wine(wine, tmp_path):
         assert claim.holds == (near or error[chosen] < 1.02 * error.min())
 
 
-CURVE = PaperCurve((0.1, 1.0, 10.0, 100.0), (-9.0, -10.0, -20.0, -40.0), (4.0, 1.0, 2.0, 5.0), (1.0, 0.1, 0.2, 0.5))
+CURVE = PublishedCurve((0.1, 1.0, 10.0, 100.0), (-9.0, -10.0, -20.0, -40.0), (4.0, 1.0, 2.0, 5.0), (1.0, 0.1, 0.2, 0.5))
 
 
 def test_an_evidence_beside_the_papers():
@@ -221,12 +225,12 @@ def test_an_evidence_beside_the_papers():
     deltas, own = np.array([0.1, 0.5, 1.002, 10.0]), np.array([-10.8, -7.0, -10.1, -20.3])
     claim = evidence_claim("it", own, deltas, CURVE, 0.02, True, start=1.0)
     assert (claim.paper, claim.holds) == ("3 values (here: each within 2 %)", True)
-    assert claim.measured == "the 2 that were looked at are off by at most 1.50% (below δ = 1 up to 20.0%)"
+    assert claim.measured == "the 2 that were computed differ by at most 1.50% (below δ = 1 up to 20.0%)"
     assert evidence_claim("it", own, deltas, CURVE, 0.014, True, start=1.0).holds is False
     assert evidence_claim("it", own, deltas, CURVE, 0.02, True).holds is False
     assert evidence_claim("it", own, deltas, CURVE, 0.02, False, start=1.0).holds is None
     none = evidence_claim("it", own[:2], deltas[:2], CURVE, 0.02, True, start=1.0)
-    assert (none.measured, none.holds) == ("none of them was looked at", None)
+    assert (none.measured, none.holds) == ("none of them was computed", None)
 
 
 @pytest.mark.parametrize(("last", "holds"), [(2.39, True), (2.41, False)])
@@ -235,10 +239,10 @@ def test_errors_beside_the_papers(last, holds):
     deltas, own = np.array([0.5, 1.0, 10.0]), np.array([9.0, 1.15, last])
     claim = error_claim("it", own, deltas, CURVE, True)
     assert claim.holds is holds
-    words = "the 2 that were looked at are off by at most"
+    words = "the 2 that were computed differ by at most"
     assert claim.measured == f"{words} {(last - 2) / 0.2:.1f} standard errors, or {last / 2 - 1:.1%}"
     assert error_claim("it", own, deltas, CURVE, False).holds is None
-    assert error_claim("it", own[:1], deltas[:1], CURVE, True).measured == "none of them was looked at"
+    assert error_claim("it", own[:1], deltas[:1], CURVE, True).measured == "none of them was computed"
 
 
 def test_stars_of_curves():
@@ -247,17 +251,17 @@ def test_stars_of_curves():
         "a_evidence_mean": np.array([-3.0, np.nan, -1.0, -2.0]),
         "a_test_error_mean": np.array([1.0, np.nan, 2, 4]),
     }
-    stars = curves.Stars.of(arrays, "a")
+    stars = Stars.of(arrays, "a")
     assert (stars.evidence, stars.test, stars.excess, stars.near) == (2, 0, 1.0, False)
 
 
-@pytest.mark.parametrize("config", [tune_synthetic.TuneSyntheticConfig, tune_wine.TuneWineConfig])
-def test_presets(config):
-    assert config.preset("paper") == config()
+@pytest.mark.parametrize("figure", [synthetic_figure.FIGURE, wine_figure.FIGURE], ids=lambda figure: figure.name)
+def test_presets(figure):
+    assert figure.preset("paper") == type(figure.paper)()
     with pytest.raises(InputError, match="paper or smoke"):
-        config.preset("large")
+        figure.preset("large")
 
 
 def test_unknown_settings_are_refused():
     with pytest.raises(InputError, match="expected one of prior_precision, sigma, width"):
-        tune_wine.curve(tune_wine.TuneWineConfig.preset("smoke"), "depth")
+        wine_figure.curve(wine_figure.FIGURE.smoke, "depth", Workspace())

@@ -1,4 +1,4 @@
-"""Many small trainings side by side: some in each thread, so that no operation is shared between threads."""
+"""Many small trainings in parallel: each thread takes some of them, so that threads never share one operation."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import torch
 
 from dnn2gp.support.memory import chunks
 from dnn2gp.support.progress import track
-from dnn2gp.tune.jobs import one_thread
+from dnn2gp.tune.one_thread import one_thread
 
 T = TypeVar("T")
 _OWN, _NEVER = local(), Event()
-# Members are parted into at least as many, however many threads there are: results are then the same everywhere.
+# The least number of parts, independent of the number of threads, so that results are the same on every machine.
 _PARTS = 4
 
 
 def in_threads(work: Callable[[slice], T], parts: Sequence[slice], description: str) -> list[T]:
-    """What `work` makes of each part, as many at a time as torch has threads, each with one thread for itself.
+    """The results of `work` for each part, run by as many threads as torch has, with one thread per operation.
 
-    Threads that share small operations wait for each other in every one of them, which takes many times as long where
-    the machine has other work.
+    Threads that share small operations wait for one another in each of them, which takes many times as long on a
+    machine that is busy.
     """
     workers, stop = torch.get_num_threads(), Event()
 
     def alone(part: slice) -> T:
-        torch.set_num_threads(1)  # each thread has its own number
+        torch.set_num_threads(1)  # the number is set per thread
         _OWN.stop = stop
         return work(part)
 
@@ -40,12 +40,12 @@ def in_threads(work: Callable[[slice], T], parts: Sequence[slice], description: 
             raise
 
 
-def go_on() -> None:
-    """For the work to ask between its steps: it ends here once another part has failed, or on Ctrl-C."""
+def check_stopped() -> None:
+    """Called by the work between its steps: raises once another part has failed, or on Ctrl-C."""
     if getattr(_OWN, "stop", _NEVER).is_set():
         raise KeyboardInterrupt
 
 
 def equal_parts(count: int, most: int) -> list[slice]:
-    """0 … count − 1 in parts of at most `most`, and at most a quarter of them."""
+    """0 … count − 1 in parts of at most `most`, and at least four parts."""
     return list(chunks(count, max(1, min(most, -(-count // _PARTS)))))

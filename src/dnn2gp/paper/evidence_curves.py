@@ -1,4 +1,4 @@
-"""Evidence, training and test error along one hyperparameter, for several draws of a regression: Figs. 5 and 6."""
+"""Evidence, training error and test error along one hyperparameter, for several draws of a regression: Figs. 5, 6."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -15,24 +14,24 @@ from torch import Tensor, nn
 from dnn2gp.evidence.tuning_result import EVIDENCE, Trial, TuningResult
 from dnn2gp.likelihoods import GaussianLikelihood
 from dnn2gp.paper.datasets import Draws
-from dnn2gp.paper.small import seeded
 from dnn2gp.support.memory import chunks
 from dnn2gp.support.progress import bar
-from dnn2gp.tune.ensemble import Ensemble, initial_weights
-from dnn2gp.tune.jobs import Job, JobFolder, one_thread
+from dnn2gp.tune.ensemble import Ensemble, initial_weights, seeded
+from dnn2gp.tune.jobs import Job, JobFolder
+from dnn2gp.tune.one_thread import one_thread
 
 Build: TypeAlias = "Callable[[], nn.Module]"
 Train: TypeAlias = "Callable[[Ensemble, Tensor], Tensor]"
 Values: TypeAlias = "Callable[[Members], dict[str, Tensor]]"
 
 GRADIENT = "relative_gradient"
-# Bytes for the matrices of curvature that are held at a time, and how many of them a member needs.
+# Bytes for the curvature matrices held at a time, and the number of such matrices per member.
 _BUDGET, _MATRICES = 400_000_000, 5
 
 
 @dataclass(frozen=True)
 class Point:
-    """One setting: its place on the curve, and what it means for the networks."""
+    """One point of a curve: the value of the hyperparameter, and the network, δ and σ that it stands for."""
 
     value: float | int
     build: Build
@@ -42,10 +41,10 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """The networks of some points, one for each point and draw: what is to be trained, and what to test it on."""
+    """The networks of some points, one per point and draw: what to train, and what to test it on."""
 
     ensemble: Ensemble
-    """With noise 1 and δσ²: its minima are those with σ and δ."""
+    """With noise 1 and δσ², whose minima are those for σ and δ."""
     first: Float[Tensor, "B P"]
     sigma: Float[Tensor, " B"]
     test_inputs: Float[Tensor, "B M I"]
@@ -58,13 +57,13 @@ class Members:
         return self.ensemble.prior_precision[:, 0] / self.sigma.square()
 
     def take(self, part: slice) -> Members:
-        """Some of them."""
+        """The members in this range."""
         own = self.ensemble.take(torch.arange(len(self.first))[part])
         x, y = self.test_inputs[part], self.test_targets[part]
         return Members(own, self.first[part], self.sigma[part], x, y, self.scale[part])
 
     def errors(self, weights: Float[Tensor, "B P"]) -> dict[str, Float[Tensor, " B"]]:
-        """Mean squared errors of the networks at these weights, in the units of the target."""
+        """The mean squared errors of the networks at these weights, in the units of the target."""
         data = {
             "test_error": (self.test_inputs, self.test_targets),
             "train_error": (self.ensemble.inputs, self.ensemble.targets),
@@ -77,20 +76,20 @@ class Members:
 
 
 def laplace_values(train: Train) -> Values:
-    """The evidence of the linear model at trained weights, the errors there, and how near to a minimum they are."""
+    """The Laplace evidence at trained weights, the errors there, and the relative gradient."""
 
     def values(members: Members) -> dict[str, Tensor]:
         weights = train(members.ensemble, members.first)
         each = 8 * _MATRICES * weights.shape[1] ** 2
         parts = list(chunks(len(weights), max(1, _BUDGET // each)))
-        with one_thread():  # threads that share small operations wait for each other
+        with one_thread():  # threads that share small operations wait for one another
             found = [_laplace_values(members.take(part), weights[part]) for part in parts]
         return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
     return values
 
 
-def tuning_curve(
+def evidence_curve(
     name: str,
     points: Sequence[Point],
     draws: Draws,
@@ -102,11 +101,12 @@ def tuning_curve(
     folder: Path | None = None,
     resume: bool = False,
 ) -> TuningResult:
-    """Train a network for every point and draw, `together` points at a time as one batch, and note what came of them.
+    """Train a network for every point and draw, and record the values of each.
 
-    values  trains some members, and gives what is to be known of each by name, "evidence" among it
-    purpose all else that the trials depend on: a folder with another one is not gone on with
-    folder  where the trials of finished points are kept; `resume` goes on with them
+    values    trains some members, and returns one value per member under each name, "evidence" among them
+    together  the number of points that are trained as one batch
+    purpose   everything else that the values depend on; a folder with a different purpose is refused
+    folder    where finished points are stored; `resume` continues from them
     """
     kept = None
     if folder is not None:
@@ -118,7 +118,7 @@ def tuning_curve(
         trials = [kept.load(job) for job in jobs[point.value]] if kept is not None else [None]
         if all(trial is not None for trial in trials):
             found[point.value] = [trial for trial in trials if trial is not None]
-    # Groups are those of a run without interrupts: the last digits of a network depend on its batch.
+    # The groups are those of an uninterrupted run: the last digits of a network depend on its batch.
     groups = [points[start : start + together] for start in range(0, len(points), together)]
     left = [group for group in groups if any(point.value not in found for point in group)]
     with bar(f"curve in {name}", len(points), len(points) - sum(map(len, left))) as advance:
@@ -134,52 +134,8 @@ def tuning_curve(
     return TuningResult.of("grid", [trial for point in points for trial in found[point.value]])
 
 
-def curve_arrays(found: TuningResult, name: str, prefix: str) -> dict[str, np.ndarray]:
-    """PREFIX_VALUE_mean and PREFIX_VALUE_stderr along the setting, of every value that the trials have.
-
-    Of the relative gradient the median and the maximum over the draws instead: its mean says little.
-    """
-    arrays: dict[str, np.ndarray] = {}
-    for value in found.values:
-        curve, own = found.curve(name, value), f"{prefix}_{value}"
-        if value == GRADIENT:
-            draws = [[t.values[value] for t in found.trials if t.settings[name] == each] for each in curve.settings]
-            arrays |= {f"{own}_median": np.median(draws, 1), f"{own}_max": np.max(draws, 1)}
-        else:
-            arrays |= {f"{own}_mean": np.array(curve.mean), f"{own}_stderr": np.array(curve.stderr)}
-    return arrays
-
-
-@dataclass(frozen=True)
-class Stars:
-    """The places on a curve of the largest evidence and of the smallest test error, and what the first costs."""
-
-    evidence: int
-    test: int
-    excess: float
-    """By which share the test error at the largest evidence is above the smallest."""
-
-    @staticmethod
-    def of(arrays: Mapping[str, np.ndarray], prefix: str) -> Stars:
-        """Of means along the setting; a point that diverged is none of the two."""
-        evidence, error = arrays[f"{prefix}_evidence_mean"], arrays[f"{prefix}_test_error_mean"]
-        chosen, best = int(np.nanargmax(evidence)), int(np.nanargmin(error))
-        return Stars(chosen, best, float(error[chosen] / error[best] - 1))
-
-    @property
-    def steps(self) -> str:
-        """How far they are apart on the grid, in words."""
-        count = abs(self.evidence - self.test)
-        return f"{count} step{'' if count == 1 else 's'}"
-
-    @property
-    def near(self) -> bool:
-        """Whether the two are at most one step of the grid apart."""
-        return abs(self.evidence - self.test) <= 1
-
-
 def _tried(group: Sequence[Point], draws: Draws, values: Values, seed: int) -> list[list[dict[str, float]]]:
-    """The values of each draw at each point; networks of one architecture are trained as one ensemble."""
+    """The values of each draw at each point; all networks are trained as one ensemble."""
     build, count = group[0].build, draws.count
     draw = torch.arange(count).repeat(len(group))
     sigma = torch.tensor([point.sigma for point in group], dtype=torch.float64).repeat_interleave(count)
@@ -196,7 +152,7 @@ def _tried(group: Sequence[Point], draws: Draws, values: Values, seed: int) -> l
 
 
 def first_seeds(seed: int, count: int) -> list[int]:
-    """Of the first weights of each draw, the same at every point."""
+    """The seeds of the initial weights of each draw, the same at every point."""
     return [seed * 1000 + position for position in range(count)]
 
 

@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 import torch
 
-from dnn2gp.paper.threads import equal_parts, go_on, in_threads
+from dnn2gp.paper.thread_pool import check_stopped, equal_parts, in_threads
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_one_that_fails_ends_the_others(error):
         begun.set()
         try:
             for _ in range(60_000):
-                go_on()
+                check_stopped()
                 time.sleep(0.001)
         except KeyboardInterrupt:
             ended.set()
@@ -48,4 +48,4 @@ def test_one_that_fails_ends_the_others(error):
     with pytest.raises(error):
         in_threads(work, equal_parts(2, 1), "")
     assert ended.is_set()
-    go_on()  # and nothing is left of it
+    check_stopped()  # and nothing is left of it

@@ -1,4 +1,4 @@
-"""The curves of the paper's own runs in δ (Laplace; means over draws or splits), to hold ours against."""
+"""The paper's own curves along δ (Laplace; means over draws or splits), and claims that compare ours with them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from dnn2gp.plots.report.claim import Claim
 
-_NONE = "none of them was looked at"
+_NONE = "none of them was computed"
 
 
 @dataclass(frozen=True)
-class PaperCurve:
-    """Values at some δ."""
+class PublishedCurve:
+    """The paper's values at some δ."""
 
     deltas: tuple[float, ...]
     evidence: tuple[float, ...]
@@ -23,40 +23,47 @@ class PaperCurve:
     """The standard error of that mean."""
 
     def places(self, deltas: np.ndarray) -> tuple[list[int], list[int]]:
-        """The places of δ that both have, to a hundredth: in `deltas`, and here."""
+        """The positions of the δ that both have, to within 1 %: in `deltas`, and here."""
         ours, theirs = np.nonzero(np.isclose(deltas[:, None], np.array(self.deltas), rtol=0.01))
         return ours.tolist(), theirs.tolist()
 
 
 def evidence_claim(
-    words: str, own: np.ndarray, deltas: np.ndarray, paper: PaperCurve, bar: float, theirs_too: bool, start: float = 0.0
+    words: str,
+    own: np.ndarray,
+    deltas: np.ndarray,
+    paper: PublishedCurve,
+    bar: float,
+    theirs_too: bool,
+    start: float = 0.0,
 ) -> Claim:
-    """Point by point, judged from δ = `start` on; on other data than the paper's there is nothing to compare."""
+    """Compare point by point, judging from δ = `start` on; without a verdict if the data are not the paper's."""
     ours, theirs = paper.places(deltas)
     gaps = np.abs(own[ours] / np.array(paper.evidence)[theirs] - 1)
     judged = deltas[ours] > 0.99 * start
     said = f"{sum(delta > 0.99 * start for delta in paper.deltas)} values (here: each within {100 * bar:g} %)"
     if not judged.any():
         return Claim(words, said, _NONE, None)
-    text = f"the {judged.sum()} that were looked at are off by at most {gaps[judged].max():.2%}"
+    text = f"the {judged.sum()} that were computed differ by at most {gaps[judged].max():.2%}"
     text += f" (below δ = {start:g} up to {gaps[~judged].max():.1%})" if not judged.all() else ""
     return Claim(words, said, text, bool(gaps[judged].max() < bar) if theirs_too else None)
 
 
-def error_claim(words: str, own: np.ndarray, deltas: np.ndarray, paper: PaperCurve, theirs_too: bool) -> Claim:
-    """Point by point; the spread between the draws is a wide bar, as both curves have the same draws."""
+def error_claim(words: str, own: np.ndarray, deltas: np.ndarray, paper: PublishedCurve, theirs_too: bool) -> Claim:
+    """Compare point by point; a generous tolerance, as both curves are from the same draws."""
     ours, theirs = paper.places(deltas)
-    said = f"{len(paper.deltas)} values (here: each within two of the paper's standard errors, which are of its draws)"
+    said = f"{len(paper.deltas)} values (here: each within two of the paper's standard errors over the draws)"
     if not ours:
         return Claim(words, said, _NONE, None)
     off = np.abs(own[ours] - np.array(paper.test_error)[theirs])
     gaps, shares = off / np.array(paper.test_stderr)[theirs], off / np.array(paper.test_error)[theirs]
-    text = f"the {len(ours)} that were looked at are off by at most {gaps.max():.1f} standard errors, or "
-    text += f"{shares.max():.1%}"
+    text = (
+        f"the {len(ours)} that were computed differ by at most {gaps.max():.1f} standard errors, or {shares.max():.1%}"
+    )
     return Claim(words, said, text, bool(gaps.max() < 2) if theirs_too else None)
 
 
-SYNTHETIC = PaperCurve(
+SYNTHETIC = PublishedCurve(
     tuple(10 ** (-2 + 4 * step / 20) for step in range(21)),
     (
         *(-144.0027, -137.5880, -131.0252, -126.2317, -122.0238, -117.1662, -114.4504, -112.5305),
@@ -74,7 +81,7 @@ SYNTHETIC = PaperCurve(
         0.0080,
     ),
 )
-WINE = PaperCurve(
+WINE = PublishedCurve(
     tuple(10 ** (-1 + 4.6 * step / 29) for step in range(30)),
     (
         *(-2937.3064, -2841.6037, -2748.3175, -2666.9501, -2573.7633, -2480.3653, -2377.3794, -2278.6915),
