@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import RLock
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -9,6 +11,10 @@ from torch.func import jvp
 
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs
+
+_FORWARD_MODE = RLock()
+"""torch has one level of forward-mode differentiation for the whole process: with two threads inside, tangents of one
+are lost or added to those of the other."""
 
 
 def pull(outputs: Tensor, weights: Tensor, cotangent: Tensor, create_graph: bool = False) -> Float[Tensor, " P"]:
@@ -31,7 +37,7 @@ def pushed(
     network: Network, anchor: Float[Tensor, " P"], inputs: Inputs, vector: Float[Tensor, " P"]
 ) -> Float[Tensor, "n K"]:
     """J v, in forward mode."""
-    with torch.no_grad():
+    with _FORWARD_MODE, torch.no_grad():
         return jvp(lambda weights: network(weights, inputs), (anchor,), (vector,))[1]
 
 
