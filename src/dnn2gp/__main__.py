@@ -12,6 +12,7 @@ def main() -> None:
     except MissingExtraError as error:
         sys.exit(f"Error: {error}")
     except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
         sys.exit(130)
     run()
 

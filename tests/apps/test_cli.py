@@ -40,7 +40,7 @@ def test_version() -> None:
 def test_help_names_the_command_and_an_example(arguments: list[str]) -> None:
     text = plain(invoke(*arguments).output)
     assert "Example: dnn2gp demo --out results" in text
-    assert "Train a small network" in text
+    assert "reproduce" in text
 
 
 def test_help_of_the_demo() -> None:
@@ -58,9 +58,18 @@ def test_defaults_in_the_help_are_those_of_the_configuration() -> None:
     shown = {name: plain(invoke(name, "--help").output) for name in ("train", "tune")}
     for name in options:
         text = shown["tune" if name == "repeats" else "train"]
-        assert f"[default: ({values[name]:g})]" in text.split(f"--{name.replace('_', '-')} ")[1].split(" --")[0], name
+        assert f"[default: {values[name]:g}]" in text.split(f"--{name.replace('_', '-')} ")[1].split(" --")[0], name
     rates = [replace(TrainConfig(), method=method).rate for method in ("vogn", "adam")]
-    assert f"[default: ({rates[0]}; Adam {rates[1]})]" in shown["train"]
+    assert f"[default: {rates[0]}; adam: {rates[1]}]" in shown["train"]
+
+
+def test_flags_take_no_value() -> None:
+    for command, flags in {"tune": ("--impute", "--drop-constant", "--resume"), "train": ("--resume",)}.items():
+        lines = [line.split() for line in invoke(command, "--help").output.split("Options:")[1].splitlines()]
+        for flag in flags:
+            (words,) = [words[1] for words in lines if words[:1] == [flag]]
+            assert words[0].isupper(), "the first word of the description"
+            assert not words.isupper(), "not the name of a value"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +138,8 @@ def test_an_interrupt_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dnn2gp.apps.demo.run", interrupt)
     result = invoke("demo")
     assert result.exit_code == 130
-    assert result.stderr == "Interrupted. No file was left half written.\n"
+    assert result.stderr.startswith("Interrupted.")
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_an_interrupt_while_a_picture_is_saved_leaves_whole_files_only(
@@ -179,6 +189,25 @@ def test_ctrl_c_of_a_real_process(tmp_path: Path) -> None:
     assert "Interrupted" in stderr
     assert "Traceback" not in stderr
     assert list(out.iterdir()) == []
+
+
+@pytest.mark.parametrize("module", ["typer", "torch"])
+def test_ctrl_c_during_imports_is_short(module: str, tmp_path: Path) -> None:
+    code = f"""
+import sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["dnn2gp", "demo"]
+from dnn2gp.__main__ import main
+main()
+"""
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 130
+    assert result.stderr.startswith("Interrupted.")
+    assert "Traceback" not in result.stderr
 
 
 def test_help_imports_nothing_heavy() -> None:

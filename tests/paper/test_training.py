@@ -50,7 +50,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 def test_command(digits: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = CliRunner().invoke(app, [*SMOKE, "--beside", "adam", "--beside", "ogn", "--out", str(out)])
+    result = CliRunner().invoke(app, [*SMOKE, "--compare", "adam", "--compare", "ogn", "--out", str(out)])
     assert result.exit_code == 0, result.output
     for word in ("vogn", "adam", "ogn", "average of 2 networks", "NLL", "ECE"):
         assert word in result.output

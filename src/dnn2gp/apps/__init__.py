@@ -1,4 +1,4 @@
-"""What runs from the command line: `dnn2gp demo`, `train`, `tune` and `reproduce`.
+"""What runs from the command line: `dnn2gp demo`, `tune`, `train` and `reproduce`.
 
-May import every other room. Start with `cli.py`.
+May import every other room. Start with `cli/main.py`.
 """

@@ -1,0 +1,48 @@
+"""What commands share: options, numbers in lists, and how errors are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from dnn2gp.support.errors import EXPECTED
+
+_FAILED, _INTERRUPTED = 1, 130
+
+Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for all files; created if it does not exist.")]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Random seed; the same seed gives the same numbers.")]
+
+
+class Preset(str, Enum):
+    """The size of a demo or a tuning."""
+
+    default = "default"
+    smoke = "smoke"
+
+
+class PaperPreset(str, Enum):
+    """The size of an experiment of the paper."""
+
+    paper = "paper"
+    smoke = "smoke"
+
+
+@contextmanager
+def reported_errors() -> Iterator[None]:
+    """Show expected errors, and Ctrl-C, as one message; any other error is a bug and keeps its traceback."""
+    stderr = Console(stderr=True)
+    try:
+        yield
+    except EXPECTED as error:
+        stderr.print(Text.assemble(("Error: ", "bold red"), (str(error), "red")), soft_wrap=True)
+        raise typer.Exit(_FAILED) from None
+    except KeyboardInterrupt:
+        stderr.print("Interrupted. No incomplete files were left behind.")
+        raise typer.Exit(_INTERRUPTED) from None
