@@ -33,3 +33,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 def _checks_begin_anew():
     """Each test checks the first calls of every function."""
     checked_calls.forget()
+
+
+@pytest.fixture
+def blank_pictures(monkeypatch):
+    """Pictures of a few pixels, where a test asks for files but does not look at them: to draw one takes a second."""
+    import matplotlib.figure
+    from PIL import Image
+
+    def save(_, file, format=None, **__):
+        Image.new("L", (4, 4)).save(file, format=format)
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", save)

@@ -7,12 +7,12 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from html import unescape
 
 import forked
 import numpy as np
 import pytest
 from made_data import make_data
-from markupsafe import escape
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
@@ -42,7 +42,7 @@ def reproduce(*words: str):
 
 
 @pytest.mark.slow
-def test_all_figures_and_their_report(tmp_path):
+def test_all_figures_and_their_report(tmp_path, request):
     """Every picture as PNG and PDF, every result as npz and JSON, one report; --resume runs nothing again."""
     out = tmp_path / "out" / "smoke"
     found = reproduce("all", "--preset", "smoke", "--out", str(out.parent))
@@ -59,13 +59,14 @@ def test_all_figures_and_their_report(tmp_path):
         assert known["config"]
         assert set(known["versions"]) >= {"dnn2gp", "torch"}
         assert name in found.output
-    page = (out / "report.html").read_text()
-    titles = [f"<h2>{escape(kind.title)}</h2>" for kind in FIGURES.values()]
+    page = unescape((out / "report.html").read_text())
+    titles = [f"<h2>{kind.title}</h2>" for kind in FIGURES.values()]
     assert [page.count(title) for title in titles] == [1] * len(FIGURES)
     assert "far too small to judge" in page
     assert not (out / "work").exists()
 
     before = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
+    request.getfixturevalue("blank_pictures")  # they are drawn anew
     again = reproduce("all", "--preset", "smoke", "--out", str(out.parent), "--resume")
     assert again.exit_code == 0
     assert again.output.count("from an earlier run") == len(FIGURES)
@@ -79,6 +80,7 @@ def test_one_figure_twice_gives_the_same_files(tmp_path):
         assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes()
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_damaged_result_is_made_anew_and_a_whole_one_is_never_lost(tmp_path):
     out = str(tmp_path)
     assert reproduce("two_d", "--preset", "smoke", "--out", out).exit_code == 0
@@ -114,6 +116,7 @@ def test_a_damaged_result_is_made_anew_and_a_whole_one_is_never_lost(tmp_path):
     assert FIGURES["moons"].title in page
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_work_of_other_settings_is_made_anew(tmp_path):
     """What an older version left behind does not stand in the way."""
     out = tmp_path / "smoke"
@@ -190,6 +193,7 @@ def test_a_new_figure_is_one_module(tmp_path, monkeypatch):
     assert "A toy" in (tmp_path / "out" / "smoke" / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_bug_in_one_figure_leaves_the_others(tmp_path, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("a bug")
@@ -203,6 +207,7 @@ def test_a_bug_in_one_figure_leaves_the_others(tmp_path, monkeypatch):
     assert FIGURES["width"].title in page
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_what_is_wrong_is_said(tmp_path, data, monkeypatch):
     found = reproduce("fig99", "--out", str(tmp_path))
     assert found.exit_code == 1
@@ -249,6 +254,7 @@ def _wait_for(there, process: forked.Process, seconds: float = 120.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_presets_and_other_files_are_left_alone(tmp_path):
     kept = [tmp_path / "paper" / "weights" / "mnist" / "kept", tmp_path / "mine.txt"]
     kept[0].parent.mkdir(parents=True)
