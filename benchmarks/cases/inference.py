@@ -58,7 +58,7 @@ class _Work:
             (self.problem.inputs, self.problem.labels),
             dnn2gp.CategoricalLikelihood(),
             _PRIOR_PRECISION,
-            inference=dnn2gp.FunctionSpace,
+            inference=dnn2gp.FunctionSpace(),
             features=self.problem.engine_class,
         )
 

@@ -30,11 +30,11 @@ NETWORKS = {
     ),
 }
 SETTINGS = {
-    "weight space": {"inference": WeightSpace},
-    "function space": {"inference": FunctionSpace},
+    "weight space": {"inference": WeightSpace()},
+    "function space": {"inference": FunctionSpace()},
     "kronecker": {"structure": Kronecker()},
     "diagonal": {"structure": Diagonal()},
-    "general engine": {"features": JacobianFeatures, "inference": FunctionSpace},
+    "general engine": {"features": JacobianFeatures, "inference": FunctionSpace()},
 }
 
 

@@ -36,7 +36,7 @@ def test_moments_over_sampled_networks(kind, structure):
 def test_by_default_the_posterior_of_the_gp_is_sampled_without_forming_it():
     """In function space P × P never appears: LeNet-sized networks can be sampled."""
     case = problem("gaussian", 4)
-    gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=FunctionSpace)
+    gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=FunctionSpace())
     found = sample_network(gp, case.x_test, 30, generator=torch.Generator().manual_seed(0))
     weights = gp.inference.sample_weights(30, torch.Generator().manual_seed(0))
     expected = torch.stack([functional(case.module, w, case.x_test) for w in weights])

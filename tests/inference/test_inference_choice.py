@@ -1,10 +1,16 @@
-"""Which space is chosen, and that what both cost is stated."""
+"""Which inference is chosen, and what a choice is."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import FrozenInstanceError
+from functools import partial
+
 import pytest
 
-from dnn2gp import FunctionSpace, WeightSpace, convert
+from dnn2gp import Dense, Diagonal, FunctionSpace, Kronecker, WeightSpace, convert
+from dnn2gp.inference import Inference
+from dnn2gp.support.errors import InputError
 
 from problems import problem
 
@@ -14,22 +20,76 @@ pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinim
 @pytest.mark.parametrize(
     ("kind", "examples", "space"),
     [
-        ("gaussian", 8, FunctionSpace),  # 16 sites, 17 weights
-        ("gaussian", 9, WeightSpace),  # 18 sites
-        ("categorical", 16, FunctionSpace),  # softmax of 2 outputs has one site an example
-        ("categorical", 17, WeightSpace),
+        ("gaussian", 8, FunctionSpace()),  # 16 sites, 17 weights
+        ("gaussian", 9, WeightSpace()),  # 18 sites
+        ("categorical", 16, FunctionSpace()),  # softmax of 2 outputs has one site per example
+        ("categorical", 17, WeightSpace()),  # as many sites as weights
     ],
 )
 def test_the_smaller_matrix_is_chosen(kind, examples, space):
     case = problem(kind, examples)
     gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta)
-    assert type(gp.inference) is space
-    weight, function = gp.costs()
-    assert weight.size == 17
-    assert function.size == (examples if kind == "categorical" else 2 * examples)
-    chosen, other = (weight, function) if space is WeightSpace else (function, weight)
-    assert chosen.size <= other.size
-    assert str(weight).startswith("weight space: a 17 × 17 matrix, ")
+    assert gp.inference.method == space
+    costs = {cost.space: cost for cost in gp.costs()}
+    assert costs["weight space"].size == 17
+    assert costs["function space"].size == (examples if kind == "categorical" else 2 * examples)
+    assert gp.costs()[0] == costs[space.name]
+    assert str(costs["weight space"]).startswith("weight space: a 17 × 17 matrix, ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"structure": Dense()}, FunctionSpace()),  # exact in either space
+        ({"structure": Kronecker()}, WeightSpace(Kronecker())),
+        ({"inference": WeightSpace(Kronecker())}, WeightSpace(Kronecker())),
+        ({"inference": WeightSpace(), "structure": Kronecker()}, WeightSpace(Kronecker())),
+        ({"inference": WeightSpace(Kronecker()), "structure": Kronecker()}, WeightSpace(Kronecker())),
+        ({"inference": FunctionSpace(), "structure": Dense()}, FunctionSpace()),
+    ],
+    ids=str,
+)
+def test_structure_and_inference(arguments, expected):
+    case = problem("categorical", 5)
+    delta = {"0": 1.0, "2": 2.0}
+    gp = convert(case.module, (case.x, case.y), case.likelihood, delta, **arguments)
+    assert gp.inference.method == expected
+    assert gp.inference.exact is (expected in (WeightSpace(), FunctionSpace()))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"inference": FunctionSpace(), "structure": Diagonal()},
+        {"inference": WeightSpace(Kronecker()), "structure": Diagonal()},
+    ],
+    ids=str,
+)
+def test_contradictions_are_refused(arguments):
+    case = problem("categorical", 5)
+    with pytest.raises(InputError, match=r"structure=Diagonal\(\).*inference="):
+        convert(case.module, (case.x, case.y), case.likelihood, case.delta, **arguments)
+
+
+@pytest.mark.parametrize("inference", [WeightSpace(), WeightSpace(Kronecker()), FunctionSpace()], ids=repr)
+def test_a_choice_is_a_frozen_value(inference):
+    assert Inference.decoded(inference.encoded()) == inference
+    assert Inference.decoded(json.loads(json.dumps(inference.encoded()))) == inference
+    assert hash(inference) == hash(Inference.decoded(inference.encoded()))
+    with pytest.raises(FrozenInstanceError):
+        inference.structure = Dense()
+
+
+@pytest.mark.parametrize("value", ["nothing", 3, None, {"name": "function space", "rank": 3}, {"rank": 3}], ids=repr)
+def test_choices_that_are_not_known(value):
+    with pytest.raises(InputError):
+        Inference.decoded(value)
+
+
+@pytest.mark.parametrize("value", [FunctionSpace, partial(FunctionSpace), "function space", Kronecker()], ids=repr)
+def test_only_a_value_is_a_choice(value):
+    with pytest.raises(InputError, match="inference: expected"):
+        Inference.checked("inference", value)
 
 
 def test_reprs_are_one_line():

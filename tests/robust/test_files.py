@@ -66,15 +66,15 @@ def unchanged(gp, loaded, x) -> None:
     assert torch.equal(gp.sample_functions(3, seeds[0])(x), loaded.sample_functions(3, seeds[1])(x))
     assert gp.evidence() == loaded.evidence()
     assert type(gp.inference) is type(loaded.inference)
-    assert gp.inference.structure == loaded.inference.structure
+    assert gp.inference.method == loaded.inference.method
 
 
 SETTINGS = {
-    "weight space": {"inference": WeightSpace},
-    "function space": {"inference": FunctionSpace},
+    "weight space": {"inference": WeightSpace()},
+    "function space": {"inference": FunctionSpace()},
     "diagonal": {"structure": Diagonal()},
-    "gradient features": {"expansion": Expansion.empirical_fisher, "inference": WeightSpace},
-    "gradient features, function space": {"expansion": Expansion.empirical_fisher, "inference": FunctionSpace},
+    "gradient features": {"expansion": Expansion.empirical_fisher, "inference": WeightSpace()},
+    "gradient features, function space": {"expansion": Expansion.empirical_fisher, "inference": FunctionSpace()},
 }
 
 
@@ -117,7 +117,7 @@ def test_likelihoods(path, likelihood, targets: Tensor) -> None:
 
 def test_after_conditioning(path) -> None:
     x, y = regression()
-    for inference in (WeightSpace, FunctionSpace):
+    for inference in (WeightSpace(), FunctionSpace()):
         gp = convert(mlp(), (x[:6], y[:6]), NOISE, DELTA, inference=inference).condition((x[6:], y[6:]))
         save(gp, path)
         loaded = load(path, fresh())  # its data are in chunks of their own, so sums may differ in the last bit
@@ -225,7 +225,7 @@ def test_custom_likelihood_is_handed_in_again(path) -> None:
     custom = CustomLikelihood(lambda f, y: 2 * (y - f).square().sum())
     gp = convert(mlp(), (x, y), custom, DELTA)
     save(gp, path)
-    with pytest.raises(InputError, match=r"custom likelihood, which is code.*load\(..., likelihood=...\)"):
+    with pytest.raises(InputError, match=r"likelihood: .*custom"):
         load(path, fresh())
     unchanged(gp, load(path, fresh(), likelihood=custom), x)
 
@@ -275,7 +275,7 @@ class Bomb:
 def test_pickles_are_never_opened(tmp_path, path, writer) -> None:
     marker = tmp_path / "marker"
     writer(Bomb(marker), path)
-    with pytest.raises(FileFormatError, match=r"not a whole safetensors file.*a pickle by torch.save is never opened"):
+    with pytest.raises(FileFormatError, match=r"safetensors.*pickle"):
         load(path, fresh())
     assert not marker.exists()
     pickle.loads(pickle.dumps(Bomb(marker)))
@@ -285,7 +285,7 @@ def test_pickles_are_never_opened(tmp_path, path, writer) -> None:
 @pytest.mark.parametrize("kept", [0, 4, 100, 1000, -1])
 def test_truncated(saved, kept: int) -> None:
     saved.write_bytes(saved.read_bytes()[:kept])
-    with pytest.raises(FileFormatError, match=r"not a whole safetensors file.*truncated.*save the GP again"):
+    with pytest.raises(FileFormatError, match=r"safetensors.*truncated"):
         load(saved, fresh())
 
 
@@ -293,7 +293,7 @@ def test_random_bytes(path) -> None:
     path.write_bytes(
         torch.randint(0, 256, (5000,), generator=torch.Generator().manual_seed(0)).to(torch.uint8).numpy().tobytes()
     )
-    with pytest.raises(FileFormatError, match=r"not a whole safetensors file"):
+    with pytest.raises(FileFormatError, match="safetensors"):
         load(path, fresh())
 
 
@@ -324,27 +324,27 @@ def rewrite(path: Path, change_header=lambda header: header, change_tensors=lamb
     save_file(change_tensors(tensors), path, metadata={"dnn2gp": text})
 
 
-@pytest.mark.parametrize("found", [2, 0, "1", None])
+@pytest.mark.parametrize("found", [3, 0, "1", None])
 def test_another_format_version(saved, found) -> None:
     rewrite(saved, lambda header: {**header, "format": found, "dnn2gp": "9.9"})
-    with pytest.raises(FileFormatError, match=rf"has format {found} \(dnn2gp 9.9\); this release reads 1. Install"):
+    with pytest.raises(FileFormatError, match=rf"format {found} \(dnn2gp 9.9\)"):
         load(saved, fresh())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '"text"'])
 def test_header_that_is_none(saved, text: str) -> None:
     rewrite(saved, lambda _: text)
-    with pytest.raises(FileFormatError, match=r"header is not JSON|has format None \(dnn2gp None\)"):
+    with pytest.raises(FileFormatError, match=r"header is not JSON|format None"):
         load(saved, fresh())
 
 
-KEYS = ["likelihood", "trainable", "inputs", "features", "prior", "inference", "structure"]
+KEYS = ["likelihood", "trainable", "inputs", "features", "prior", "inference"]
 
 
 @pytest.mark.parametrize("key", [*KEYS, "format"])
 def test_header_without_a_key(saved, key: str) -> None:
     rewrite(saved, lambda header: {name: value for name, value in header.items() if name != key})
-    with pytest.raises(FileFormatError, match=rf"header has {key} = None, which this release|has format None"):
+    with pytest.raises(FileFormatError, match=rf"header has {key} = None|format None"):
         load(saved, fresh())
 
 
@@ -357,12 +357,28 @@ def test_header_with_nonsense(saved, key: str, value) -> None:
     elif key == "inputs" and value == ["nonsense"]:
         error, match = InputError, "forward fails on"
     else:
-        error, match = (
-            FileFormatError,
-            f"header has {key} = .*which this release does not know.*damaged or of another release",
-        )
+        error, match = FileFormatError, f"header has {key} = "
     with pytest.raises(error, match=match):
         load(saved, fresh())
+
+
+@pytest.mark.parametrize("structure", ["nonsense", {"name": "diagonal", "width": 3}, None])
+def test_header_with_a_structure_that_is_unknown(path, structure) -> None:
+    save(convert(mlp(), regression(), NOISE, DELTA, structure=Diagonal()), path)
+    rewrite(path, lambda header: {**header, "inference": {**header["inference"], "structure": structure}})
+    with pytest.raises(FileFormatError, match="header has inference = "):
+        load(path, fresh())
+
+
+@pytest.mark.parametrize("settings", ["weight space", "function space", "diagonal"])
+def test_files_of_format_1_are_read(path, settings: str) -> None:
+    """They name the structure beside the inference."""
+    x, y = regression()
+    gp = convert(mlp(), (x, y), NOISE, DELTA, **SETTINGS[settings])
+    save(gp, path)
+    old = {"format": 1, "inference": gp.inference.name, "structure": "diagonal" if settings == "diagonal" else "dense"}
+    rewrite(path, lambda header: {**header, **old})
+    unchanged(gp, load(path, fresh()), x)
 
 
 @pytest.mark.parametrize("settings", ["weight space", "function space", "diagonal", "gradient features"])
@@ -394,7 +410,6 @@ def test_full_disk(saved, limit: int) -> None:
     said = full_disk(saved, limit)
     assert said.startswith(f"OSError Could not write {saved}: ")
     assert "File too large" in said
-    assert "An older file of that name is as it was." in said
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]
     load(saved, fresh())
@@ -432,7 +447,7 @@ def test_the_loaded_gp_owns_its_weights(saved) -> None:
 def test_a_likelihood_of_another_kind_is_refused(path) -> None:
     x, y = regression()
     save(convert(mlp(), (x, y), NOISE, DELTA), path)
-    with pytest.raises(InputError, match="saved with a 'gaussian' likelihood; got a 'bernoulli' one"):
+    with pytest.raises(InputError, match=r"likelihood: .*'gaussian'.*'bernoulli'"):
         load(path, fresh(), likelihood=BernoulliLikelihood())
 
 
@@ -441,10 +456,10 @@ def test_a_network_that_computes_something_else_is_refused(path) -> None:
     save(convert(mlp(), (x, y), NOISE, DELTA), path)
     other = mlp()
     other[1] = torch.nn.ReLU()
-    with pytest.raises(NetworkError, match="its outputs are not those it had"):
+    with pytest.raises(NetworkError, match="network: "):
         load(path, other)
 
 
 def test_only_a_gp_is_saved(path) -> None:
-    with pytest.raises(InputError, match="expected a GaussianProcess, as convert returns; got Sequential"):
+    with pytest.raises(InputError, match=r"save: .*Sequential"):
         save(mlp(), path)

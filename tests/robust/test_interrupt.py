@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+import dnn2gp.gp.file_format
 import dnn2gp.gp.storage
 import dnn2gp.support.files
 from dnn2gp import FunctionSpace, WeightSpace, convert, load, save
@@ -51,7 +52,7 @@ class Interrupted(nn.Module):
         return self.second(self.last)
 
 
-@pytest.mark.parametrize("inference", [WeightSpace, FunctionSpace])
+@pytest.mark.parametrize("inference", [WeightSpace(), FunctionSpace()], ids=repr)
 def test_interrupted_convert(inference) -> None:
     x, y = regression()
     count = Clock()
@@ -70,8 +71,8 @@ def test_interrupted_predict_leaves_the_gp_whole() -> None:
     x, y = regression()
     clock = Clock()
     module = Interrupted(clock)
-    gp = convert(module, (x, y), NOISE, DELTA, inference=FunctionSpace)
-    expected = convert(Interrupted(Clock()), (x, y), NOISE, DELTA, inference=FunctionSpace)
+    gp = convert(module, (x, y), NOISE, DELTA, inference=FunctionSpace())
+    expected = convert(Interrupted(Clock()), (x, y), NOISE, DELTA, inference=FunctionSpace())
     for after in (1, 2, 3):
         clock.stop = clock.ticks + after
         with untouched(module), pytest.raises(KeyboardInterrupt):
@@ -116,9 +117,9 @@ def _half_a_file(tensors: object, place: Path, metadata: object) -> None:
 @pytest.mark.parametrize(
     ("target", "name", "double"),
     [
-        (dnn2gp.gp.storage, "_pack", _interrupt),
-        (dnn2gp.gp.storage, "save_file", _interrupt),
-        (dnn2gp.gp.storage, "save_file", _half_a_file),
+        (dnn2gp.gp.storage, "_tensors", _interrupt),
+        (dnn2gp.gp.file_format, "save_file", _interrupt),
+        (dnn2gp.gp.file_format, "save_file", _half_a_file),
         (dnn2gp.support.files, "_flush_to_disk", _interrupt),
         (dnn2gp.support.files.os, "replace", _interrupt),
     ],

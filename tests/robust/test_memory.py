@@ -22,11 +22,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinim
     ("settings", "match"),
     [
         (
-            {"inference": WeightSpace},
+            {"inference": WeightSpace()},
             r"precision of 26 weights needs 16.2 kB, more than the memory budget of 2 kB.*FunctionSpace.*Diagonal",
         ),
         (
-            {"inference": FunctionSpace},
+            {"inference": FunctionSpace()},
             r"kernel matrix of the data \(20 × 20\) needs 9.6 kB, more than .* 2 kB.*WeightSpace",
         ),
         ({}, r"needs 9.6 kB, more than the memory budget of 2 kB"),
@@ -59,16 +59,19 @@ def test_weights_too_many_to_square() -> None:
         untouched(module),
         pytest.raises(MemoryBudgetError, match=r"dense precision of 15000001 weights needs 5.4e\+03 TB"),
     ):
-        convert(module, (x, y), NOISE, DELTA, inference=WeightSpace)
+        convert(module, (x, y), NOISE, DELTA, inference=WeightSpace())
 
 
 @pytest.mark.parametrize("structure", [Dense(), Diagonal()])
 @pytest.mark.parametrize("budget", [16_300, 17_500])
 def test_a_small_budget_changes_no_result(structure, budget: int) -> None:
     module, (x, y) = mlp(), regression(40)
-    large = convert(module, (x, y), NOISE, DELTA, structure=structure, inference=WeightSpace)
+    settings = {"structure": structure, "inference": WeightSpace()}
+    large = convert(module, (x, y), NOISE, DELTA, **settings)
     with untouched(module):
-        small = convert(module, (x, y), NOISE, DELTA, structure=structure, inference=WeightSpace, memory_budget=budget)
+        small = convert(
+            module, (x, y), NOISE, DELTA, structure=structure, inference=WeightSpace(), memory_budget=budget
+        )
     assert small.features.chunk(x) < 40
     torch.testing.assert_close(small.predict(x).variance, large.predict(x).variance)
 
@@ -137,7 +140,7 @@ def test_large_activations_make_small_chunks_and_passes() -> None:
 
 def test_factors_of_the_data_are_made_in_chunks(monkeypatch) -> None:
     x, y = regression()
-    gp = convert(mlp(), (x, y), NOISE, DELTA, inference=FunctionSpace, memory_budget=18_000)
+    gp = convert(mlp(), (x, y), NOISE, DELTA, inference=FunctionSpace(), memory_budget=18_000)
     sizes = []
     factors = LayerwiseFeatures.factors
 
@@ -152,6 +155,6 @@ def test_factors_of_the_data_are_made_in_chunks(monkeypatch) -> None:
     assert max(sizes) <= gp.features.chunk(x)
     factor = 8 * gp.model.expansion.num_sites**2
     extra = 3 * 8 * gp.features.num_outputs * gp.model.expansion.num_sites  # a test input's cross kernel with the data
-    parts = gp.inference._parts(gp.features, x)
-    assert max(part.stop - part.start for part in parts) <= gp.features.chunk(x, fixed=factor, extra=extra) < len(x)
+    size = gp.inference.chunk(gp.features, x)
+    assert size <= gp.features.chunk(x, fixed=factor, extra=extra) < len(x)
     assert gp.features.chunk(x, fixed=factor, extra=extra) < gp.features.chunk(x)

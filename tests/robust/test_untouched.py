@@ -66,7 +66,7 @@ def test_the_watch_sees_a_change(change) -> None:
         change(module)
 
 
-@pytest.mark.parametrize("inference", [WeightSpace, FunctionSpace])
+@pytest.mark.parametrize("inference", [WeightSpace(), FunctionSpace()], ids=repr)
 def test_every_call_leaves_the_network_alone(inference, tmp_path) -> None:
     module, (x, y) = mlp(), regression()
     with untouched(module):
@@ -91,8 +91,8 @@ def test_every_call_leaves_the_network_alone(inference, tmp_path) -> None:
 
 def test_training_on_does_not_reach_the_gp() -> None:
     module, (x, y) = mlp(), regression()
-    gp = convert(module, (x, y), NOISE, DELTA, inference=FunctionSpace)
-    before = convert(module, (x, y), NOISE, DELTA, inference=FunctionSpace).predict(x)
+    gp = convert(module, (x, y), NOISE, DELTA, inference=FunctionSpace())
+    before = convert(module, (x, y), NOISE, DELTA, inference=FunctionSpace()).predict(x)
     optimiser = torch.optim.SGD(module.parameters(), lr=0.5)
     for _ in range(3):
         optimiser.zero_grad()
@@ -107,10 +107,10 @@ def test_training_on_does_not_reach_the_gp() -> None:
 def test_changing_the_data_in_place_does_not_reach_the_gp() -> None:
     module, (x, y) = mlp(), regression()
     mine, targets = x.clone(), y.clone()
-    gp = convert(module, (mine, targets), NOISE, DELTA, inference=FunctionSpace)
+    gp = convert(module, (mine, targets), NOISE, DELTA, inference=FunctionSpace())
     mine.zero_()
     targets.zero_()
-    expected = convert(module, (x, y), NOISE, DELTA, inference=FunctionSpace).predict(x)
+    expected = convert(module, (x, y), NOISE, DELTA, inference=FunctionSpace()).predict(x)
     assert torch.equal(gp.predict(x).variance, expected.variance)
     assert torch.equal(gp.predict(x).mean, expected.mean)
 
@@ -155,7 +155,7 @@ def test_the_default_dtype_plays_no_part(dtype, default) -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("inference", [WeightSpace, FunctionSpace])
+@pytest.mark.parametrize("inference", [WeightSpace(), FunctionSpace()], ids=repr)
 def test_called_without_gradients(mode, inference) -> None:
     module, (x, y) = mlp(), regression()
     expected = convert(module, (x, y), NOISE, DELTA, inference=inference)

@@ -24,7 +24,7 @@ def parts(case):
     return f, J_test @ covariance @ J_test.mT, J_test @ (mean - case.weights)
 
 
-@pytest.mark.parametrize("space", [WeightSpace, FunctionSpace])
+@pytest.mark.parametrize("space", [WeightSpace(), FunctionSpace()], ids=repr)
 @pytest.mark.parametrize(("kind", "outputs"), [("bernoulli", 1), ("categorical", 4)])
 def test_classification_variance_is_noise_plus_noise_j_sigma_j_noise(kind, outputs, space):
     """Eq. (48): y ~ N(p, Λ + Λ J Σ̃ Jᵀ Λ) at a minimum, with Λ = diag p − ppᵀ (p(1−p) for one logit)."""
@@ -42,7 +42,7 @@ def test_classification_variance_is_noise_plus_noise_j_sigma_j_noise(kind, outpu
     torch.testing.assert_close(prediction.variance, total, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("space", [WeightSpace, FunctionSpace])
+@pytest.mark.parametrize("space", [WeightSpace(), FunctionSpace()], ids=repr)
 def test_regression_is_the_network_with_variance_sigma_plus_j_sigma_j(space):
     """y ~ N(f_w*, J Σ̃ Jᵀ + σ²I)."""
     case = problem("gaussian per output", 8).at_minimum()

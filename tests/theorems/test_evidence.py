@@ -14,7 +14,7 @@ from problems import KINDS, problem
 from reference import brute_force
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
-SPACES = (WeightSpace, FunctionSpace)
+SPACES = (WeightSpace(), FunctionSpace())
 
 
 def log_normaliser(kind, case):

@@ -149,7 +149,7 @@ def test_a_structure_has_the_evidence_of_its_own_posterior(kind, structure):
         assert function(c, s).item() == pytest.approx(twin.evidence().value, rel=1e-9)
 
 
-@pytest.mark.parametrize("space", [WeightSpace, FunctionSpace])
+@pytest.mark.parametrize("space", [WeightSpace(), FunctionSpace()], ids=repr)
 def test_it_is_the_evidence_of_the_gp(space):
     case = problem("gaussian", 12)
     gp = of(case, inference=space)

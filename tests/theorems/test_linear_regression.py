@@ -33,7 +33,7 @@ def gp_of(x, y, space, weights=None):
     return convert(network, (x, y), GaussianLikelihood(SIGMA), DELTA, inference=space)
 
 
-@pytest.mark.parametrize("space", [WeightSpace, FunctionSpace])
+@pytest.mark.parametrize("space", [WeightSpace(), FunctionSpace()], ids=repr)
 def test_is_exact_bayesian_linear_regression(data, space):
     x, y, x_test = (part.numpy() for part in data)
     gp = gp_of(*data[:2], space)
@@ -49,7 +49,7 @@ def test_is_exact_bayesian_linear_regression(data, space):
     np.testing.assert_allclose(prediction.variance[:, 0].numpy(), variance + SIGMA**2, rtol=1e-9)
 
 
-@pytest.mark.parametrize("space", [WeightSpace, FunctionSpace])
+@pytest.mark.parametrize("space", [WeightSpace(), FunctionSpace()], ids=repr)
 def test_is_scikit_learns_gp_with_a_dot_product_kernel(data, space):
     x, y, x_test = (part.numpy() for part in data)
     kernel = ConstantKernel(1 / DELTA, "fixed") * DotProduct(1.0, "fixed")

@@ -19,7 +19,7 @@ from reference import brute_force
 from zoo import specimen
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
-SPACES = pytest.mark.parametrize("space", [WeightSpace, FunctionSpace])
+SPACES = pytest.mark.parametrize("space", [WeightSpace(), FunctionSpace()], ids=repr)
 
 
 @SPACES

@@ -26,11 +26,11 @@ def case():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
     exact = copy.deepcopy(network).double()
     x_test = torch.linspace(-4, 4, 50)[:, None]
-    gp = convert(exact, (x.double(), y.double()), GaussianLikelihood(SIGMA), DELTA, inference=WeightSpace)
+    gp = convert(exact, (x.double(), y.double()), GaussianLikelihood(SIGMA), DELTA, inference=WeightSpace())
     return network, x, y, x_test, gp
 
 
-@pytest.mark.parametrize("space", [WeightSpace, FunctionSpace])
+@pytest.mark.parametrize("space", [WeightSpace(), FunctionSpace()], ids=repr)
 def test_float32_network_has_the_float64_answers(case, space):
     network, x, y, x_test, exact = case
     gp = convert(network, (x, y), GaussianLikelihood(SIGMA), DELTA, inference=space)

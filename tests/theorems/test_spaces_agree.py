@@ -20,7 +20,7 @@ def both(case, **options):
     data = (case.x, case.y)
     return [
         convert(case.module, data, case.likelihood, case.delta, inference=s, **options)
-        for s in (WeightSpace, FunctionSpace)
+        for s in (WeightSpace(), FunctionSpace())
     ]
 
 
@@ -88,7 +88,7 @@ def test_gradient_features_agree(kind):
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
-@pytest.mark.parametrize("space", [WeightSpace, FunctionSpace])
+@pytest.mark.parametrize("space", [WeightSpace(), FunctionSpace()], ids=repr)
 def test_function_samples_have_the_posterior_moments_and_are_coherent(kind, space):
     case = problem(kind, 5)
     gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=space)

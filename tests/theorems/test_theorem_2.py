@@ -79,7 +79,7 @@ def test_a_step_is_the_posterior_of_its_linear_model(kind, outputs, num_samples,
     posterior = model.posterior()
     torch.testing.assert_close(posterior.mean, mean, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(posterior.precision.dense(), precision, rtol=1e-9, atol=1e-10)
-    for space in (WeightSpace, FunctionSpace):
+    for space in (WeightSpace(), FunctionSpace()):
         gp = convert_step(state, info, inference=space)
         torch.testing.assert_close(gp.inference.mean, mean, rtol=1e-9, atol=1e-9)
 
@@ -182,7 +182,7 @@ def test_evidence_of_the_linear_model(kind, outputs, num_samples):
     V = torch.linalg.inv(model.prior.precision.dense())
     covariance = J @ V @ J.T + torch.block_diag(*torch.linalg.inv(data.noise_precision))
     expected = torch.distributions.MultivariateNormal(J @ model.prior.mean, covariance).log_prob(data.outputs.flatten())
-    for space in (WeightSpace, FunctionSpace):
+    for space in (WeightSpace(), FunctionSpace()):
         found = convert_step(state, info, inference=space).evidence()
         assert found.value == pytest.approx(expected.item(), rel=1e-9)
 
@@ -205,7 +205,7 @@ def test_predictions_are_the_average_of_the_maps(kind, outputs, num_samples):
         slopes.append(D @ J)
         features.append(J)
     slope = torch.stack(slopes).mean(0)
-    for space in (WeightSpace, FunctionSpace):
+    for space in (WeightSpace(), FunctionSpace()):
         gp = convert_step(state, info, inference=space)
         found = gp.predict(case.x_test)
         torch.testing.assert_close(found.mean.flatten(1), torch.stack(means).mean(0), rtol=1e-8, atol=1e-9)

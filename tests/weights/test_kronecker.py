@@ -102,7 +102,7 @@ def test_exact_for_one_example():
     module, x = network(lambda: nn.Linear(3, 4)), randn(1, 3)
     settings = {"likelihood": CategoricalLikelihood(), "prior_precision": DELTA}
     kfac = convert(module, (x, torch.tensor([2])), structure=Kronecker(), **settings)
-    dense = convert(module, (x, torch.tensor([2])), structure=Dense(), inference=WeightSpace, **settings)
+    dense = convert(module, (x, torch.tensor([2])), structure=Dense(), inference=WeightSpace(), **settings)
     close(kfac.posterior.precision.dense(), dense.posterior.precision.dense())
 
 
@@ -111,7 +111,7 @@ def test_exact_for_linear_regression():
     module, x, y = network(lambda: nn.Linear(3, 2)), randn(N, 3), randn(N, 2, seed=1)
     likelihood = GaussianLikelihood(torch.tensor([0.3, 0.7], dtype=torch.float64))
     kfac = convert(module, (x, y), likelihood, DELTA, structure=Kronecker())
-    dense = convert(module, (x, y), likelihood, DELTA, inference=WeightSpace)
+    dense = convert(module, (x, y), likelihood, DELTA, inference=WeightSpace())
     close(kfac.posterior.precision.dense(), dense.posterior.precision.dense())
     close(kfac.predict(x).variance, dense.predict(x).variance)
 
@@ -120,7 +120,7 @@ def test_exact_for_convolution_at_one_position():
     module = network(lambda: nn.Conv2d(2, 3, 3), nn.Flatten)
     x, y = randn(N, 2, 3, 3), randn(N, 3, seed=1)
     kfac = convert(module, (x, y), GaussianLikelihood(0.5), DELTA, structure=Kronecker())
-    dense = convert(module, (x, y), GaussianLikelihood(0.5), DELTA, inference=WeightSpace)
+    dense = convert(module, (x, y), GaussianLikelihood(0.5), DELTA, inference=WeightSpace())
     close(kfac.posterior.precision.dense(), dense.posterior.precision.dense())
 
 
@@ -153,7 +153,7 @@ def test_normalisation_and_embedding_blocks():
         module = Net().double()
     t = torch.tensor([[0], [2], [2], [1], [0], [2]])
     gp = convert(module, (t, randn(N, 3)), GaussianLikelihood(1.0), DELTA, structure=Kronecker())
-    exact = convert(module, (t, randn(N, 3)), GaussianLikelihood(1.0), DELTA, inference=WeightSpace)
+    exact = convert(module, (t, randn(N, 3)), GaussianLikelihood(1.0), DELTA, inference=WeightSpace())
     found, full = gp.posterior.precision.dense(), exact.posterior.precision.dense()
     close(found[12:, 12:], full[12:, 12:])
     assert not found[:12, 12:].any()

@@ -22,6 +22,7 @@ from dnn2gp.estimators.settings import Settings
 from dnn2gp.evidence.tuning_result import EVIDENCE, Trial, TuningResult
 from dnn2gp.gp.convert import convert
 from dnn2gp.gp.gaussian_process import GaussianProcess
+from dnn2gp.gp.minimum import at_minimum
 from dnn2gp.gp.storage import load, save
 from dnn2gp.inference.predictive import Predictive
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
@@ -29,8 +30,6 @@ from dnn2gp.network.mlp import mlp
 from dnn2gp.support.errors import EvidenceWarning, InputError, NotAMinimumWarning, warn_user
 from dnn2gp.tune.restarts import Fitted, fit_restarts
 
-# As in `convert`: shares of the gradient's parts, and posterior standard deviations, below which a minimum is one.
-_MINIMUM, _NOTICEABLE = 0.05, 0.5
 _GP, _FILE = "gp_", "gp.safetensors"
 
 
@@ -195,10 +194,8 @@ def _notes(fit: Fitted) -> tuple[str, ...]:
 
 def _warn_unless_minimum(name: str, gp: GaussianProcess, relative_gradient: float) -> None:
     """Warn where the gradient is that of no minimum, and the step it asks for could move an output noticeably."""
-    if relative_gradient < _MINIMUM:
-        return
     bound = gp.inference.step_bound()
-    if bound > _NOTICEABLE:
+    if not at_minimum(relative_gradient, bound):
         warn_user(
             f"{name}: the training did not come to a minimum of the loss; the gradient is {relative_gradient:.0%} of "
             "its parts (data and prior). The GP is exact, but its mean is a Gauss-Newton step away from the network, "

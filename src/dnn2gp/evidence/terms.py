@@ -1,4 +1,4 @@
-"""The log marginal likelihood of the training data, and its gradients, in whichever space inference was done.
+"""The log marginal likelihood of the training data and its gradients, whatever the inference.
 
 With V⁻¹ the prior precision, g = ∇ℓ̄(w) and Σ̃ the posterior covariance, everything at the anchor w:
 
@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.inference import Inference
+from dnn2gp.inference import Posterior
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.network.layout import Layout
 from dnn2gp.support.errors import InputError
@@ -40,7 +40,7 @@ class Evidence:
     quadratic: bool
     """Whether the loss of all data is quadratic in f (a Gaussian likelihood)."""
     of_step: bool = False
-    """Whether it is that of a training step, whose anchor is no minimum."""
+    """Whether it is that of a training step, whose anchor is not a minimum."""
 
     @property
     def laplace(self) -> float:
@@ -54,7 +54,7 @@ class Evidence:
 
     @property
     def value(self) -> float:
-        """The one to use: that of the linear model for a Gaussian likelihood or a step, Laplace's for the others."""
+        """`linear_model` for a Gaussian likelihood or a training step, otherwise `laplace`."""
         return self.linear_model if self.quadratic or self.of_step else self.laplace
 
     def __float__(self) -> float:
@@ -70,7 +70,7 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False)
 class EvidenceGradient:
-    """∂ log evidence / ∂δ for each weight, and / ∂σ in the shape of σ.
+    """∂ log evidence / ∂δ for each weight, and ∂ log evidence / ∂σ in the shape of σ.
 
     σ is None unless the likelihood is Gaussian, the features are those of Gauss-Newton, and σ is the noise of all the
     data (not so for a GP that was conditioned on data with a likelihood of their own).
@@ -85,48 +85,51 @@ class EvidenceGradient:
         return self.prior_precision.sum()
 
     def per_layer(self) -> Float[Tensor, " L"]:
-        """With respect to one δ a layer, in the order of `layout.layers`."""
+        """With respect to one δ per layer, in the order of `layout.layers`."""
         return self.layout.sum_by_layer(self.prior_precision)
 
 
-def evidence(inference: Inference) -> Evidence:
-    """The log marginal likelihood of the data that `inference` has seen."""
-    model = inference.model
+def evidence(posterior: Posterior) -> Evidence:
+    """The log marginal likelihood of the data of a posterior."""
+    model = posterior.model
     return Evidence(
         log_likelihood=model.expansion.log_likelihood.item(),
         prior_penalty=0.5 * model.prior.squared_distance(model.expansion.anchor).item(),
-        complexity=0.5 * inference.log_det_ratio().item(),
-        correction=0.5 * (model.gradient @ inference.step).item(),
+        complexity=0.5 * posterior.log_det_ratio().item(),
+        correction=0.5 * (model.gradient @ posterior.step).item(),
         quadratic=model.expansion.quadratic,
         of_step=model.of_step,
     )
 
 
-def evidence_gradient(inference: Inference, likelihood: Likelihood, layout: Layout) -> EvidenceGradient:
+def evidence_gradient(posterior: Posterior, likelihood: Likelihood, layout: Layout) -> EvidenceGradient:
     """Gradients of `Evidence.value`, at fixed weights and features.
 
     ∂/∂δ_p = ½ [ 1/δ_p − Σ̃_pp − (u_p − m_p)² ], u = μ for a Gaussian likelihood, else the anchor w;
     ∂/∂λ   = ½ [ 1/λ − (ỹ − Jμ)² − (J Σ̃ Jᵀ) ] for each datum and output, λ = σ⁻².
     """
-    prior = inference.model.prior
+    prior = posterior.model.prior
     if not isinstance(prior.precision, DiagonalPrecision):
-        raise InputError("The gradient with respect to δ is defined for a diagonal prior; this one is not.")
-    quadratic = inference.model.expansion.quadratic
-    mean = inference.model.expansion.anchor.double() - (inference.step if quadratic else 0.0)
-    spread = inference.weight_variances() + (mean - prior.mean.double()).square()
+        raise InputError(
+            "The gradient with respect to δ is defined for a diagonal prior; this one is "
+            f"{prior.precision.structure.name}."
+        )
+    quadratic = posterior.model.expansion.quadratic
+    mean = posterior.model.expansion.anchor.double() - (posterior.step if quadratic else 0.0)
+    spread = posterior.weight_variances() + (mean - prior.mean.double()).square()
     gradient = 0.5 * (prior.precision.values.double().reciprocal() - spread)
-    return EvidenceGradient(gradient, _sigma_gradient(inference, likelihood), layout)
+    return EvidenceGradient(gradient, _sigma_gradient(posterior, likelihood), layout)
 
 
-def _sigma_gradient(inference: Inference, likelihood: Likelihood) -> Tensor | None:
+def _sigma_gradient(posterior: Posterior, likelihood: Likelihood) -> Tensor | None:
     """∂/∂σ by the chain rule λ = σ⁻², summed to the shape of σ."""
-    expansion = inference.model.expansion
+    expansion = posterior.model.expansion
     if not expansion.quadratic or not isinstance(likelihood, GaussianLikelihood) or not _made_by(likelihood, expansion):
         return None
     precision = expansion.root.diagonal(dim1=1, dim2=2).double().square()
-    pushed = expansion.features.jvp(expansion.inputs, inference.step[:, None].to(expansion.anchor.dtype))[..., 0]
-    misfit = -expansion.residual.double() / precision + pushed.double()
-    variances = inference.marginal(expansion.features, expansion.inputs).diagonal(dim1=1, dim2=2).double()
+    latent = posterior.latent(expansion.features, expansion.inputs)
+    misfit = -expansion.residual.double() / precision - latent.shift.double()
+    variances = latent.covariance.diagonal(dim1=1, dim2=2).double()
     by_precision = 0.5 * (precision.reciprocal() - misfit.square() - variances)
     by_sigma = by_precision * -2 * precision**1.5
     return by_sigma.sum_to_size(likelihood.sigma.shape)

@@ -11,20 +11,19 @@ from torch import Tensor
 from dnn2gp.evidence.function import Optimum
 from dnn2gp.evidence.spectrum import Spectrum
 from dnn2gp.evidence.tuning_result import EVIDENCE, Trial, TuningResult
-from dnn2gp.inference.linear_model import LinearModel
+from dnn2gp.inference import Inference, LinearModel
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.network.layout import Layout
 from dnn2gp.support.errors import EvidenceWarning, InputError, warn_user
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.priors import PriorPrecision, expand_precision
-from dnn2gp.weights.structures import Structure
 
 PRECISION, SIGMA = "prior_precision", "sigma"
 _SYMBOLS = {PRECISION: "δ", SIGMA: "σ"}
-# A regression whose noise is this share of the spread of its targets explains next to nothing of them.
+# A regression whose noise is this share of the spread of its targets explains almost nothing.
 UNEXPLAINED = 0.95
-# The curves that are kept go this many decades to both sides of the choice.
+# The curves that are kept extend this many decades to both sides of the choice.
 _DECADES, _POINTS = 3, 61
 EXACT_WORDS = (
     "The evidence has no maximum in σ within its range: the network fits the targets exactly, or they are constant. "
@@ -34,13 +33,13 @@ EXACT_WORDS = (
 
 @dataclass(frozen=True)
 class Tuned:
-    """What the evidence chose."""
+    """The choice that the evidence made."""
 
     prior_precision: PriorPrecision
     likelihood: Likelihood
     result: TuningResult
     words: str
-    """The choice in a few words."""
+    """The choice in a few words, e.g. "δ = 1.2, σ = 0.3"."""
 
 
 def tune_model(
@@ -49,9 +48,12 @@ def tune_model(
     prior_precision: PriorPrecision | str,
     targets: Tensor,
     layout: Layout,
-    structure: Structure,
+    choose: Callable[[LinearModel], Inference],
 ) -> Tuned | None:
-    """δ and an open σ of the largest evidence at these weights; None if both are given. One that is given stays."""
+    """δ and an open σ of the largest evidence at these weights; None if both are given. One that is given is kept.
+
+    `choose` returns the inference for a linear model, whose evidence is maximised.
+    """
     if isinstance(prior_precision, str) and prior_precision != EVIDENCE:
         raise InputError(
             f'prior_precision: expected "{EVIDENCE}", a number, a mapping from layer to number, or a tensor; got '
@@ -64,7 +66,8 @@ def tune_model(
     expansion = expand(known)
     precision = 1.0 if isinstance(prior_precision, str) else prior_precision
     prior = Gaussian.prior(expand_precision(precision, layout, expansion.anchor))
-    spectrum = Spectrum.of(LinearModel.from_laplace(expansion, prior), structure)
+    model = LinearModel.from_laplace(expansion, prior)
+    spectrum = Spectrum.of(model, choose(model))
     best = spectrum.maximise(precision=by_evidence, noise=likelihood.is_open)
     sigma = known.sigma.item() if likelihood.is_open and isinstance(known, GaussianLikelihood) else None
     choice = _Varied(spectrum, best, best.precision_scale.item() if by_evidence else None, sigma)
@@ -82,7 +85,7 @@ def tune_model(
 
 @dataclass(frozen=True, eq=False)
 class _Varied:
-    """The maximum in the units of the user: δ, unless it was given, and σ = s σ₀, if it was open."""
+    """The maximum in the user's units: δ, unless it was given, and σ = s σ₀, if it was open."""
 
     spectrum: Spectrum
     best: Optimum
@@ -92,16 +95,16 @@ class _Varied:
 
     @property
     def settings(self) -> dict[str, float]:
-        """What was chosen, by name."""
+        """The chosen values by name."""
         found = {} if self.delta is None else {PRECISION: self.delta}
         return found if self.unit is None else {**found, SIGMA: self.unit * self.best.noise_scale.item()}
 
     def notes(self) -> tuple[str, ...]:
-        """What the evidence says against the network, in words."""
+        """Problems of the network that the evidence reveals, in words."""
         best, notes = self.best, []
         scale, noise = best.precision_scale.item(), best.noise_scale.item()
         if "δ" in best.at_edge:
-            asks = "for no weight at all" if scale > 1 else "for ever weaker priors"
+            asks = "weights of zero" if scale > 1 else "ever weaker priors"
             notes.append(edge_words("δ", f"δ = {scale:.1g}", asks))
         if "σ" in best.at_edge:
             notes.append(EXACT_WORDS)
@@ -110,13 +113,13 @@ class _Varied:
         determined = self.spectrum.degrees_of_freedom(scale, noise)
         if not notes and determined < 1:
             notes.append(
-                f"The data determine less than one weight ({determined:.2f}): the GP stays near its prior. Train "
-                "longer, or look at the scale of inputs and targets."
+                f"The data determine less than one weight ({determined:.2f}), so the GP stays near its prior. Train "
+                "longer, or check the scale of inputs and targets."
             )
         return tuple(notes)
 
     def trials(self) -> tuple[Trial, ...]:
-        """The evidence along δ, and along σ, through the choice."""
+        """The evidence along δ and along σ, through the choice."""
         factors = torch.logspace(-_DECADES, _DECADES, _POINTS, dtype=torch.float64)
         c, s = self.best.precision_scale, self.best.noise_scale
         found: list[tuple[dict[str, float], float]] = []
@@ -131,23 +134,23 @@ class _Varied:
         return tuple(Trial(dict(settings), {"evidence": value}) for settings, value in unique.items())
 
 
-def edge_words(name: str, where: str, asks: str = "for ever more or ever less of it") -> str:
-    """That the evidence has no maximum in a setting."""
+def edge_words(name: str, where: str, asks: str = "ever larger or smaller values") -> str:
+    """The note that the evidence has no maximum in a setting."""
     return (
-        f"The evidence has no maximum in {name}: it asks {asks}, to the edge of the range ({where}). Look at the "
-        "training loss, at the targets and their scale (standardise them), or give δ as a number."
+        f"The evidence has no maximum in {name}: it prefers {asks}, up to the edge of the range ({where}). Check the "
+        "training loss and the targets and their scale (standardise them), or give δ as a number."
     )
 
 
 def underfit_words(share: float) -> str:
-    """That next to nothing is explained, with the noise as a share of the spread."""
+    """The note that almost nothing is explained, with the noise as a share of the spread."""
     return (
         f"Underfit: the noise that the evidence finds is {share:.0%} of the spread of the targets, so the network "
-        "explains next to nothing of them. Train longer, scale inputs and targets, or take a larger network."
+        "explains almost nothing. Train longer, scale inputs and targets, or use a larger network."
     )
 
 
 def spread(targets: Tensor) -> float:
-    """The standard deviation of the targets about their means, the scale of an open σ; 1 where they are constant."""
+    """The standard deviation of the targets around their means, the unit of an open σ; 1 if they are constant."""
     found = (targets.double() - targets.double().mean(0)).square().mean().sqrt().item()
     return found if found > 0 else 1.0

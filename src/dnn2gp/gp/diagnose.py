@@ -1,16 +1,18 @@
-"""Can this GP be trusted? Measurements on the user's own network, and what to do about them, in words."""
+"""Can this GP be trusted? Measurements on the user's own network, with advice in words."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from torch import Tensor
 
 from dnn2gp.features import GradientFeatures, NetworkFeatures
 from dnn2gp.gp.gaussian_process import GaussianProcess
-from dnn2gp.inference import FunctionSpace
-from dnn2gp.inference.linear_model import LinearModel
+from dnn2gp.gp.minimum import LARGE_GRADIENT, LARGE_STEP, SMALL_GRADIENT, SMALL_STEP, step_matters_little
+from dnn2gp.inference import LinearModel
+from dnn2gp.inference.agreement import spaces_gap
 from dnn2gp.network.inputs import take
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.randomness import normal
@@ -19,9 +21,10 @@ from dnn2gp.weights.expansion import Expansion
 _GOOD, _CAUTION, _BAD = "good", "caution", "bad"
 
 
+@final
 @dataclass(frozen=True)
 class Finding:
-    """One measurement: what it is, its value, how it reads, and what to do."""
+    """One measurement: what was measured, its value, what it means, and what to do."""
 
     what: str
     value: str
@@ -30,19 +33,19 @@ class Finding:
     advice: str = ""
 
     def __str__(self) -> str:
-        """The finding as a few lines of text."""
         advice = f"\n      → {self.advice}" if self.advice and self.grade != _GOOD else ""
         return f"[{self.grade}] {self.what}: {self.value}\n      {self.reading}{advice}"
 
 
+@final
 @dataclass(frozen=True)
 class Diagnosis:
     """The numbers behind the verdict, and the verdict in words (`str`)."""
 
     relative_gradient: float
-    """‖∇ℓ̄‖ relative to the sum of its parts' norms (data, prior); 0 at a minimum."""
+    """‖∇ℓ̄‖ relative to the sum of the norms of its parts (data and prior); 0 at a minimum."""
     step_bound: float
-    """√(∇ℓ̄ᵀ Σ̃ ∇ℓ̄): in the step to the GP's mean no output moves by more posterior standard deviations."""
+    """√(∇ℓ̄ᵀ Σ̃ ∇ℓ̄): the step to the GP's mean moves no output by more posterior standard deviations."""
     step_weights: float
     """‖μ − w‖ / ‖w‖: how far one Gauss-Newton step moves the weights."""
     step_outputs: float
@@ -52,36 +55,36 @@ class Diagnosis:
     smallest_noise_precision: float
     """The smallest eigenvalue of Λ on its range, over the data."""
     uninformative: float
-    """The share of examples whose Λ is below 1e-6 altogether: they are fitted with certainty."""
+    """The share of examples whose largest eigenvalue of Λ is below 1e-6: the network is certain about them."""
     spaces_gap: float
-    """‖z' − z‖ / ‖z‖ in the norm zᵀΣ̃z, with z' = Σ̃⁻¹ Σ̃ z, Σ̃ by function space and Σ̃⁻¹ by weight space, on a subset."""
+    """How much weight space and function space differ on a subset of the data, see `spaces_gap`."""
     precise: bool
     """Whether the weights are float64."""
     exact: bool
-    """Whether the posterior's structure is exact (Dense, or function space)."""
+    """Whether the posterior is exact rather than an approximation of a structure."""
     share: float = 1.0
     """The share of the network's weights that have a posterior; the others are frozen, or not in `subset`."""
 
     @property
     def findings(self) -> list[Finding]:
-        """Each measurement with its reading."""
+        """Each measurement with its interpretation."""
         findings = [self._minimum(), self._step(), self._curvature(), self._noise(), self._spaces()]
         return findings if self.share == 1 else [*findings, self._weights()]
 
     @property
     def verdict(self) -> str:
-        """good, caution or bad: the worst of the findings."""
+        """The worst grade of all findings: good, caution or bad."""
         return max((finding.grade for finding in self.findings), key=[_GOOD, _CAUTION, _BAD].index)
 
     @property
     def trustworthy(self) -> bool:
-        """Whether nothing was found that makes the GP meaningless."""
+        """Whether no finding is bad."""
         return self.verdict != _BAD
 
     def __str__(self) -> str:
         """The report."""
         verdict = {
-            _GOOD: "The approximations of this GP hold: the network is at a minimum. (Of the prior this says nothing.)",
+            _GOOD: "The approximations of this GP hold: the network is at a minimum. (Its prior was not assessed.)",
             _CAUTION: "This GP can be used with care: see the points marked [caution].",
             _BAD: "Do not trust this GP yet: see the points marked [bad] and what to do about them.",
         }[self.verdict]
@@ -92,54 +95,56 @@ class Diagnosis:
             "gradient of the loss, relative to its parts",
             f"{self.relative_gradient:.2g}",
             self._grade_minimum(),
-            "0 at a minimum, where the GP is the Laplace approximation (Theorem 1); the step that is left may "
+            "0 at a minimum, where the GP is the Laplace approximation (Theorem 1); the remaining step may "
             f"move an output by up to {self.step_bound:.2g} posterior standard deviations.",
-            "Train on with all data at once (L-BFGS, or Adam with a decaying learning rate), and use the δ of the "
-            "training (precision_from_weight_decay). A ReLU network may settle on a kink, where it does not vanish.",
+            "Continue training on all data at once (L-BFGS, or Adam with a decaying learning rate), and use the δ of "
+            "the training (precision_from_weight_decay). A ReLU network may settle at a kink, where the gradient does "
+            "not vanish.",
         )
 
     def _grade_minimum(self) -> str:
-        """A gradient is excused where its step matters nowhere, taken lightly where it matters little on the data."""
-        grade = _grade(self.relative_gradient, 0.05, 0.3)
-        if self.exact and self.step_bound <= 0.5:
+        """Good if the step cannot matter at any input; at worst a caution if it matters little on the data."""
+        grade = _grade(self.relative_gradient, SMALL_GRADIENT, LARGE_GRADIENT)
+        if self.exact and step_matters_little(self.step_bound):
             return _GOOD
-        return _CAUTION if grade == _BAD and self.exact and self.step_outputs <= 0.5 else grade
+        harmless = self.exact and step_matters_little(self.step_outputs)
+        return _CAUTION if grade == _BAD and harmless else grade
 
     def _step(self) -> Finding:
         if not self.exact:
             reading = (
-                "the structure is not exact, so the GP's mean stays at the network, minimum or not, and its variances "
-                "may be far from those of the exact GP."
+                "the posterior is an approximation, so its mean stays at the network, minimum or not, and its "
+                "variances may be far from those of the exact GP."
             )
-            remedy = "Compare with structure=Dense() on a part of the data, if that fits."
+            remedy = "Compare with structure=Dense() on part of the data, if that fits into memory."
             return Finding("one Gauss-Newton step to the GP's mean", "not taken", _CAUTION, reading, remedy)
         return Finding(
             "one Gauss-Newton step to the GP's mean",
             f"weights move by {self.step_weights:.2g} of their norm, outputs by {self.step_outputs:.2g} posterior "
             "standard deviations",
-            _grade(self.step_outputs, 0.5, 2.0),
-            "small where the network and the GP's mean predict the same.",
-            "The GP's mean differs from the network: train to a minimum, or look at predict(x).delta() beside it.",
+            _grade(self.step_outputs, SMALL_STEP, LARGE_STEP),
+            "small if the network and the GP's mean predict the same.",
+            "The GP's mean differs from the network: train to a minimum, or compare predict(x).delta() with it.",
         )
 
     def _curvature(self) -> Finding:
         if self.curvature_gap is None:
-            reading = "gradient features leave the Hessian aside, or the network has no second derivative."
+            reading = "gradient features do not approximate the Hessian, or the network has no second derivative."
             return Finding("Hessian minus GGN", "not available", _CAUTION, reading)
         return Finding(
             "Hessian minus GGN, relative to the GGN",
             f"{self.curvature_gap:.2g}",
             _grade(self.curvature_gap, 0.5, 2.0),
-            "small where the network fits its data; the GGN leaves the residual term out.",
+            "small if the network fits its data; the GGN omits the residual term.",
             "The residuals are large: a bigger network, longer training or a smaller δ would fit the data better.",
         )
 
     def _noise(self) -> Finding:
         return Finding(
             "smallest noise precision Λ",
-            f"{self.smallest_noise_precision:.2g}; {self.uninformative:.0%} of the examples say almost nothing",
+            f"{self.smallest_noise_precision:.2g}; {self.uninformative:.0%} of the examples carry no information",
             _grade(self.uninformative, 0.5, 0.99),
-            "an example that is fitted with certainty (Λ near 0) no longer constrains the weights.",
+            "an example about which the network is certain (Λ near 0) no longer constrains the weights.",
             "The network is saturated, so the posterior stays near the prior: raise δ (more weight decay) and retrain.",
         )
 
@@ -148,18 +153,18 @@ class Diagnosis:
             "weights with a posterior",
             f"{self.share:.3%} of all",
             _CAUTION,
-            "the others, frozen or not in subset=, count as known: their uncertainty is missing from the variances.",
-            "Compare with the GP of all weights on a part of the data, if that fits.",
+            "the others, frozen or not in subset=, are treated as known: the variances lack their uncertainty.",
+            "Compare with the GP of all weights on part of the data, if that fits into memory.",
         )
 
     def _spaces(self) -> Finding:
         good, bad = (1e-6, 1e-3) if self.precise else (1e-2, 1e-1)
         return Finding(
-            "weight space against function space on a subset",
+            "weight space versus function space on a subset",
             f"they differ by {self.spaces_gap:.1g}",
             _grade(self.spaces_gap, good, bad),
             "the two are equal in exact arithmetic.",
-            "The problem is badly conditioned: use network.double(), or raise δ or σ.",
+            "The problem is ill-conditioned: use network.double(), or raise δ or σ.",
         )
 
 
@@ -170,7 +175,7 @@ def diagnose(
     if gp.model.of_step:
         raise InputError(
             "diagnose: expected the GP of a trained network (convert). This one is that of a training step, which "
-            "solves it exactly and is at no minimum."
+            "solves it exactly and is not at a minimum."
         )
     generator = generator or torch.Generator(gp.features.anchor.device).manual_seed(0)
     model, expansion = gp.model, gp.model.expansion
@@ -184,7 +189,7 @@ def diagnose(
         curvature_gap=_curvature_gap(expansion, num_probes, generator),
         smallest_noise_precision=eigenvalues.min().item(),
         uninformative=(eigenvalues.amax(1) < 1e-6).double().mean().item(),
-        spaces_gap=_spaces_gap(LinearModel(few, model.prior), generator),
+        spaces_gap=spaces_gap(LinearModel(few, model.prior), generator),
         precise=expansion.anchor.dtype == torch.float64,
         exact=gp.inference.exact,
         share=gp.features.network.share,
@@ -211,9 +216,9 @@ def _subset(expansion: Expansion, size: int) -> Expansion:
 def _step_outputs(gp: GaussianProcess, few: Expansion) -> float:
     features = few.features
     inputs = features.examples(few.inputs) if isinstance(features, GradientFeatures) else few.inputs
-    moves = gp.features.jvp(inputs, gp.inference.step[:, None])[..., 0].double()
-    variances = gp.inference.marginal(gp.features, inputs).diagonal(dim1=1, dim2=2).double()
-    return (moves.square().mean() / variances.mean()).sqrt().item()
+    latent = gp.inference.latent(gp.features, inputs)
+    variances = latent.covariance.diagonal(dim1=1, dim2=2).double()
+    return (latent.shift.double().square().mean() / variances.mean()).sqrt().item()
 
 
 def _curvature_gap(expansion: Expansion, num_probes: int, generator: torch.Generator) -> float | None:
@@ -230,18 +235,3 @@ def _curvature_gap(expansion: Expansion, num_probes: int, generator: torch.Gener
             raise
         return None
     return _ratio(dropped.norm(), kept.norm())
-
-
-def _spaces_gap(model: LinearModel, generator: torch.Generator) -> float:
-    """Σ̃z by function space, multiplied by V⁻¹ + JᵀΛJ in products of weight space: z again?
-
-    The gap is measured in the norm √(zᵀΣ̃z), that of posterior standard deviations.
-    """
-    expansion, space = model.expansion, FunctionSpace(model)
-    probe = normal((expansion.features.num_weights, 1), generator, expansion.anchor)
-    solved = space.covariance_matmul(probe)
-    pushed = expansion.features.jvp(expansion.inputs, solved)
-    curved = expansion.features.vjp(expansion.inputs, expansion.noise_precision() @ pushed).double()
-    gap = model.prior.precision.matmul(solved) + curved - probe
-    size = (gap * space.covariance_matmul(gap)).sum().clamp(min=0)
-    return (size / (probe * solved).sum()).sqrt().item()

@@ -1,9 +1,10 @@
-"""Step C: the Gaussian process that the network is. It predicts, samples, gives its kernel and its evidence."""
+"""Step C: the Gaussian process that the network is. It predicts, samples, and gives its kernel and its evidence."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -15,11 +16,8 @@ from dnn2gp.evidence.spectrum import Spectrum
 from dnn2gp.evidence.terms import Evidence, EvidenceGradient, evidence, evidence_gradient
 from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.features import AveragedFeatures, NetworkFeatures, StackedFeatures
-from dnn2gp.inference import Cost, Inference, WeightSpace, costs
-from dnn2gp.inference.averaged_predictive import AveragedPredictive
-from dnn2gp.inference.kernel import Kernel
-from dnn2gp.inference.linear_model import LinearModel
-from dnn2gp.inference.predictive import Predictive
+from dnn2gp.gp.function_samples import FunctionSamples
+from dnn2gp.inference import AveragedPredictive, Cost, Kernel, LinearModel, Posterior, Predictive, costs
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.data import read_data
@@ -27,28 +25,9 @@ from dnn2gp.network.inputs import Inputs, check_inputs
 from dnn2gp.support.errors import InputError
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
-from dnn2gp.weights.structures import Dense, Structure
 
 
-@dataclass(frozen=True, eq=False)
-class FunctionSamples:
-    """Samples of whole functions: f_s(x) = f_w(x) + J(x)(w_s − w). The same functions at every call."""
-
-    features: NetworkFeatures | StackedFeatures
-    weights: Float[Tensor, "S P"]
-    anchor: Float[Tensor, " P"]
-    """w in the linear part: that of the linear model."""
-
-    def __call__(self, inputs: Inputs) -> Float[Tensor, "S N *shape"]:
-        """The values of each function at the inputs."""
-        network = self.features.network
-        inputs = network.check_inputs(check_inputs(inputs), keep_graph=True)
-        moves = (self.weights - self.anchor).T
-        values = self.features.outputs(inputs)[..., None] + self.features.jvp(inputs, moves)
-        values = values.unflatten(1, (-1, network.num_outputs)).mean(1)
-        return values.permute(2, 0, 1).reshape(len(self.weights), -1, *network.output_shape)
-
-
+@final
 @dataclass(frozen=True, eq=False)
 class GaussianProcess:
     """f ~ GP(J(x)m, J(x) V J(x')ᵀ) conditioned on the transformed data: the network as a GP.
@@ -58,19 +37,19 @@ class GaussianProcess:
     """
 
     features: NetworkFeatures | StackedFeatures
-    inference: Inference
+    inference: Posterior
+    """The posterior over the weights, as the chosen inference (`gp.inference.method`) computed it."""
     likelihood: Likelihood
     tuning: TuningResult | None = None
     """How δ (and σ) were chosen by the evidence, with the curves; None if they were given."""
 
     def __repr__(self) -> str:
-        """One line: sizes, likelihood, inference."""
+        """One line with the sizes, the likelihood and the posterior."""
         expansion = self.model.expansion
         sizes = (
             f"{expansion.num_examples} examples, {self.network.num_outputs} outputs, {self.network.num_weights} weights"
         )
-        inference = f"{self.inference.structure} posterior in {self.inference.name}"
-        return f"GaussianProcess({sizes}; {type(self.likelihood).__name__}; {inference})"
+        return f"GaussianProcess({sizes}; {type(self.likelihood).__name__}; {self.inference.description})"
 
     @property
     def network(self) -> Network:
@@ -89,17 +68,15 @@ class GaussianProcess:
 
     @property
     def kernel(self) -> Kernel:
-        """The prior kernel κ(x, x') = J(x) V J(x')ᵀ, J the average of the S maps if there are several."""
+        """The prior kernel κ(x, x') = J(x) V J(x')ᵀ, with J the average of the S maps if there are several."""
         features = self.features
         averaged = AveragedFeatures(features.maps) if isinstance(features, StackedFeatures) else features
         return Kernel(averaged, self.prior.precision)
 
     @cached_property
     def posterior(self) -> Gaussian:
-        """N(μ, Σ̃) over the weights (P × P; for function space it is formed here)."""
-        inference = self.inference
-        precision = inference.precision if isinstance(inference, WeightSpace) else WeightSpace(self.model).precision
-        return Gaussian(inference.mean, precision)
+        """N(μ, Σ̃) over the weights, with the precision as a matrix; in function space, P × P and computed here."""
+        return Gaussian(self.inference.mean, self.inference.precision())
 
     def prior_mean(self, inputs: Inputs) -> Float[Tensor, "N *shape"]:
         """J(x) m."""
@@ -121,7 +98,7 @@ class GaussianProcess:
 
     @property
     def num_maps(self) -> int:
-        """S, the samples of q_t whose features are stacked; 1 after Laplace, OGGN, or a step with one sample."""
+        """S, the number of samples of q_t whose features are stacked; 1 for Laplace, OGGN, or a single sample."""
         return self.features.num_outputs // self.network.num_outputs
 
     def predict(self, inputs: Inputs, likelihood: Likelihood | None = None) -> Predictive:
@@ -129,32 +106,30 @@ class GaussianProcess:
 
         Inputs that require a gradient get one: every field of the result can be differentiated with respect to them.
         """
-        inputs = self._checked(inputs)
-        outputs = self.features.outputs(inputs)
-        shift = -self.features.jvp(inputs, self.inference.step[:, None])[..., 0]
+        latent = self.inference.latent(self.features, self._checked(inputs))
         kind = Predictive if self.num_maps == 1 else AveragedPredictive
         return kind(
             likelihood=(likelihood or self.likelihood).detached(),
             output_shape=self.network.output_shape,
-            outputs=outputs,
-            shift=shift,
+            outputs=latent.outputs,
+            shift=latent.shift,
+            latent_covariance=latent.covariance.to(latent.outputs.dtype),
             noise_known=likelihood is not None or not self.likelihood.per_example,
-            latent_covariance=self.inference.marginal(self.features, inputs).to(outputs.dtype),
         )
 
     def sample_functions(self, num_samples: int, generator: torch.Generator | None = None) -> FunctionSamples:
-        """Functions drawn from the posterior, to be evaluated wherever and as often as one likes."""
+        """Functions drawn from the posterior, which can be evaluated anywhere and as often as needed."""
         if num_samples < 1:
             raise InputError(f"num_samples must be at least 1; got {num_samples}.")
         weights = self.inference.sample_weights(num_samples, generator)
         return FunctionSamples(self.features, weights, self.model.expansion.anchor)
 
     def condition(self, data: object, likelihood: Likelihood | None = None) -> GaussianProcess:
-        """The GP after more data, without retraining: p(f | D̃, D̃') with D̃' expanded at the same weights."""
+        """The GP given more data, without retraining: p(f | D̃, D̃') with D̃' expanded at the same weights."""
         if not self.inference.exact:
             raise InputError(
-                f"Conditioning needs an exact posterior; this one is {self.inference.structure}, and new targets would "
-                "not move its mean. Convert with structure=Dense()."
+                f"Conditioning needs an exact posterior; this one is a {self.inference.description}, whose mean new "
+                "targets would not move. Convert with structure=Dense()."
             )
         if self.model.expansion.features is not self.features:
             raise InputError("Conditioning is defined for Gauss-Newton features; this GP has gradient features.")
@@ -172,8 +147,8 @@ class GaussianProcess:
         expansion = Expansion.gauss_newton(self.features, inputs, targets.to(network.device), likelihood)
         return GaussianProcess(self.features, self.inference.conditioned(expansion), self.likelihood)
 
-    def costs(self) -> tuple[Cost, Cost]:
-        """What exact inference costs in weight space and in function space, for these data and this network."""
+    def costs(self) -> tuple[Cost, ...]:
+        """The cost of each inference for these data and this network, the one with the smallest matrix first."""
         return costs(self.model)
 
     def evidence(self) -> Evidence:
@@ -181,35 +156,29 @@ class GaussianProcess:
         return evidence(self.inference)
 
     def evidence_gradient(self) -> EvidenceGradient:
-        """Its gradients with respect to δ and σ."""
+        """The gradients of the log evidence with respect to δ and σ."""
         if self.model.of_step:
             raise InputError(
-                "This GP is that of a training step: its prior is (m_t, V_t), made of q_t and δ. For the gradient of "
-                "an evidence with respect to δ or σ convert the network."
+                "This GP is that of a training step: its prior is (m_t, V_t), made from q_t and δ. For the gradient of "
+                "an evidence with respect to δ or σ, convert the network."
             )
         return evidence_gradient(self.inference, self.likelihood, self.network.layout)
 
     def evidence_function(
         self, *, per_layer: bool = False, per_output: bool = False, at_weights: bool = False
     ) -> EvidenceFunction:
-        """The log evidence for multiples of δ and σ, at these features: differentiable, and quick at every point.
+        """The log evidence for multiples of δ and σ at these features: differentiable, and fast to evaluate.
 
-        One number for δ and one for σ come from one eigendecomposition (`Spectrum`); one δ a layer or one σ an output
-        (`LayerEvidence`) take a factorisation a point. `.maximise()` finds the largest. `at_weights`: for a regression
-        too the Laplace evidence with the weights where they are, which is what to climb if the network is retrained
-        afterwards; by default the weights of the linear model move with δ, as those of the GP do.
+        A single δ and σ need one eigendecomposition (`Spectrum`); one δ per layer or one σ per output
+        (`LayerEvidence`) need one factorisation per evaluation. `.maximise()` finds the largest value. `at_weights`:
+        for a regression too, the Laplace evidence with the weights where they are, which is the one to maximise if the
+        network is retrained afterwards; by default the weights of the linear model move with δ, as those of the GP do.
         """
+        method = self.inference.method
         if not per_layer and not per_output:
-            exact = not isinstance(self.inference, WeightSpace) or self.inference.exact
-            structure = Dense() if exact else Structure.kinds[self.inference.structure]()
-            return Spectrum.of(self.model, structure, at_weights=at_weights)
-        if not self.inference.exact:
-            raise InputError(
-                "One δ per layer, or one σ per output, is tuned with the exact posterior (structure=Dense()); "
-                f"this one is {self.inference.structure}."
-            )
-        layout = self.network.layout
-        return LayerEvidence(self.model, layout, per_layer=per_layer, per_output=per_output, at_weights=at_weights)
+            return Spectrum.of(self.model, method, at_weights=at_weights)
+        settings = {"per_layer": per_layer, "per_output": per_output, "at_weights": at_weights}
+        return LayerEvidence(self.model, method, self.network.layout, **settings)
 
     def _linear(self, inputs: Inputs, weights: Float[Tensor, " P"]) -> Tensor:
         inputs = self._checked(inputs)

@@ -1,4 +1,4 @@
-"""The baseline that the paper compares with: weights sampled from a Gaussian, sent through the network itself."""
+"""The baseline of the paper: the network itself at weights sampled from a Gaussian."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ class SampledPredictive(Moments):
         return self._shaped(self.means.var(0, correction=0))
 
     def __repr__(self) -> str:
-        """One line."""
         samples, inputs, _ = self.outputs.shape
         return f"SampledPredictive({samples} networks, {inputs} inputs, outputs of shape {self.output_shape})"
 
@@ -69,7 +68,7 @@ def sample_network(
 ) -> SampledPredictive:
     """f_{w_s}(x) for w_s ~ `posterior`, by default that of the GP; `likelihood` gives the noise at x if it differs.
 
-    The paper's DNN-Laplace has a diagonal one: posterior = laplace(gp.model.expansion, gp.prior, Diagonal()).
+    The paper's DNN-Laplace uses a diagonal one: posterior = laplace(gp.model.expansion, gp.prior, Diagonal()).
     """
     check_count(num_samples)
     draw = gp.inference.sample_weights if posterior is None else posterior.sample
@@ -79,7 +78,7 @@ def sample_network(
 def networks_at(
     network: Network, weights: Float[Tensor, "S P"], inputs: Inputs, likelihood: Likelihood
 ) -> SampledPredictive:
-    """f_{w_s}(x) at weights that were drawn already."""
+    """f_{w_s}(x) at given weights."""
     inputs = network.check_inputs(check_inputs(inputs))
     with torch.no_grad():
         outputs = [network(each, inputs) for each in track(weights, "sampling networks", total=len(weights))]
@@ -87,7 +86,7 @@ def networks_at(
 
 
 def check_count(num_samples: int) -> None:
-    """Refuse less than one sample."""
+    """Refuse fewer than one sample."""
     if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
         got = num_samples if isinstance(num_samples, int | float) else type(num_samples).__name__
         raise InputError(f"num_samples: expected a whole number, at least 1; got {got}.")

@@ -1,14 +1,17 @@
 """Steps (B) and (C): the linear model on transformed data, and its posterior in weight space or function space.
 
 May import `weights` and the rooms below it. Start with `linear_model.py` (Theorems 1 and 2) and `base.py` (what every
-way of inference must answer), then `weight_space.py`, `function_space.py` and `predictive.py`.
+inference must answer), then `weight_space.py`, `function_space.py`, `choice.py` and `predictive.py`.
 """
 
 from dnn2gp.inference.averaged_predictive import AveragedPredictive
-from dnn2gp.inference.base import Cost, Inference
-from dnn2gp.inference.choice import choose_space, costs
+from dnn2gp.inference.base import Inference, Posterior
+from dnn2gp.inference.choice import choose, costs
+from dnn2gp.inference.cost import Cost
+from dnn2gp.inference.evidence_parts import Decomposition, GroupedTerms, Groups
 from dnn2gp.inference.function_space import FunctionSpace
 from dnn2gp.inference.kernel import Kernel
+from dnn2gp.inference.latent import Latent
 from dnn2gp.inference.linear_model import LinearModel
 from dnn2gp.inference.predictive import Predictive
 from dnn2gp.inference.weight_space import WeightSpace
@@ -16,12 +19,17 @@ from dnn2gp.inference.weight_space import WeightSpace
 __all__ = [
     "AveragedPredictive",
     "Cost",
+    "Decomposition",
     "FunctionSpace",
+    "GroupedTerms",
+    "Groups",
     "Inference",
     "Kernel",
+    "Latent",
     "LinearModel",
+    "Posterior",
     "Predictive",
     "WeightSpace",
-    "choose_space",
+    "choose",
     "costs",
 ]

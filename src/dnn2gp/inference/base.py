@@ -1,9 +1,8 @@
-"""What every way of doing inference in the linear model must answer; all of them must agree."""
+"""What a way of inference must answer: the choice that a user makes, and the posterior that it infers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -11,49 +10,87 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.features import FeatureMap
+from dnn2gp.features import Factors, FeatureMap
+from dnn2gp.features.budget.work import Work
+from dnn2gp.inference.cost import Cost
+from dnn2gp.inference.evidence_parts import Decomposition, GroupedTerms, Groups
+from dnn2gp.inference.latent import Latent
 from dnn2gp.inference.linear_model import LinearModel
-from dnn2gp.network.inputs import Inputs
-from dnn2gp.support.memory import readable
+from dnn2gp.network.inputs import Inputs, num_examples, take
+from dnn2gp.support.choice import Choice
+from dnn2gp.support.errors import InputError
+from dnn2gp.support.memory import bounded, chunks
+from dnn2gp.support.progress import track
 from dnn2gp.weights.expansion import Expansion
+from dnn2gp.weights.structures import Dense, Precision, Structure
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What one way of inference costs: the side of its matrix, operations, and bytes."""
+class Inference(Choice):
+    """How the posterior p(w | D̃) = N(μ, Σ̃) of a linear model is computed: `WeightSpace()`, `FunctionSpace()`, …
 
-    space: str
-    size: int
-    operations: float
-    bytes: int
+    A new way of inference is one file with the choice and the `Posterior` that it infers.
+    """
 
-    def __str__(self) -> str:
-        """One line for people."""
-        matrix = f"a {self.size} × {self.size} matrix"
-        return f"{self.space}: {matrix}, {self.operations:.2g} operations, {readable(self.bytes)}"
+    automatic: ClassVar[bool] = False
+    """Whether `convert` may choose it when the user names no inference; only for those that are exact."""
 
-
-class Inference(ABC):
-    """The posterior p(w | D̃) = N(μ, Σ̃) of a linear model, answered in weight space or in function space."""
-
-    name: ClassVar[str]
     kinds: ClassVar[dict[str, type[Inference]]] = {}
-    """Every way of inference by its name, for reading files."""
 
+    @abstractmethod
+    def cost(self, num_sites: int, num_weights: int) -> Cost:
+        """The cost for M sites and P weights."""
+
+    @abstractmethod
+    def infer(self, model: LinearModel) -> Posterior:
+        """The posterior of the model."""
+
+    @abstractmethod
+    def restored(self, model: LinearModel, state: dict[str, Tensor]) -> Posterior:
+        """The posterior with this `Posterior.state`, without computing anything again."""
+
+    def with_structure(self, structure: Structure) -> Inference:
+        """The same inference with a posterior precision of this structure."""
+        if structure != Dense():
+            raise InputError(
+                f"structure={structure!r} approximates the precision of the weights, which inference={self!r} does not "
+                "compute. Leave inference= out, or use inference=WeightSpace()."
+            )
+        return self
+
+    def decomposition(self, model: LinearModel) -> Decomposition:
+        """SᵀKS by its eigenvalues, from which the evidence follows for any single δ and σ.
+
+        The prior of the model is N(0, V) with a diagonal V.
+        """
+        raise InputError(
+            f"inference={self!r} has no evidence as a function of δ and σ. Give both as numbers, e.g. "
+            "prior_precision=1.0, or use another inference."
+        )
+
+    def grouped_terms(self, model: LinearModel, groups: Groups, num_noises: int) -> GroupedTerms:
+        """The terms of the evidence for one δ per group of weights, and one σ for all outputs or one per output."""
+        raise InputError(
+            f"inference={self!r} has no evidence with one δ per layer or one σ per output: that takes the exact "
+            "posterior, structure=Dense()."
+        )
+
+
+class Posterior(ABC):
+    """The posterior p(w | D̃) = N(μ, Σ̃) of a linear model, known by the products that predictions need."""
+
+    method: Inference
+    """The inference that computed it."""
     model: LinearModel
 
+    @property
     @abstractmethod
-    def __init__(self, model: LinearModel) -> None:
-        """Do what inference in this model needs once."""
+    def description(self) -> str:
+        """What it is in a few words, e.g. "dense posterior in function space"."""
 
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        super().__init_subclass__(**kwargs)
-        Inference.kinds[cls.name] = cls
-
-    @classmethod
-    @abstractmethod
-    def cost(cls, num_sites: int, num_weights: int) -> Cost:
-        """The cost for M sites and P weights."""
+    @property
+    def exact(self) -> bool:
+        """Whether mean and covariance are those of the linear model rather than an approximation of them."""
+        return True
 
     @abstractmethod
     def covariance_matmul(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
@@ -64,8 +101,8 @@ class Inference(ABC):
         """J(x) Σ̃ J(x')ᵀ for all pairs: the posterior kernel."""
 
     @abstractmethod
-    def marginal(self, features: FeatureMap, inputs: Inputs) -> Float[Tensor, "N K K"]:
-        """J(x) Σ̃ J(x)ᵀ of each example."""
+    def marginal(self, factors: Factors) -> Float[Tensor, "n K K"]:
+        """J(x) Σ̃ J(x)ᵀ for each of a few examples, from the factors of J(x)."""
 
     @abstractmethod
     def log_det_ratio(self) -> Float[Tensor, ""]:
@@ -80,37 +117,42 @@ class Inference(ABC):
         """w ~ N(μ, Σ̃)."""
 
     @abstractmethod
-    def conditioned(self, expansion: Expansion) -> Inference:
-        """The same with more data, expanded at the same anchor."""
+    def conditioned(self, expansion: Expansion) -> Posterior:
+        """The posterior given more data, expanded at the same anchor."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """What was computed, for a file."""
-
-    @classmethod
-    @abstractmethod
-    def restored(cls, model: LinearModel, structure: str, state: dict[str, Tensor]) -> Inference:
-        """The inverse of `state`, without computing anything again."""
+        """The tensors that were computed, for a file; `Inference.restored` is the inverse."""
 
     @property
-    def structure(self) -> str:
-        """The name of the posterior's structure; dense, i.e. exact, unless a user chose another."""
-        return "dense"
+    def name(self) -> str:
+        """The name of the inference."""
+        return self.method.name
 
     @property
-    def exact(self) -> bool:
-        """Whether mean and covariance are those of the linear model, and not a structure's approximation of them."""
-        return True
+    def memory_budget(self) -> int | None:
+        """The memory budget of the features."""
+        return self.model.expansion.features.memory_budget
+
+    def precision(self) -> Precision:
+        """Σ̃⁻¹ as a matrix; by default P × P, computed here."""
+        expansion = self.model.expansion
+        prior = self.model.prior.precision
+        return Dense().posterior_precision(prior, expansion.features, expansion.inputs, expansion.root)
 
     @cached_property
     def step(self) -> Float[Tensor, " P"]:
-        """Σ̃ ∇ℓ̄(w), the Gauss-Newton step from the anchor to the posterior mean, in float64."""
-        return self.covariance_matmul(self.model.gradient[:, None])[:, 0]
+        """Σ̃ ∇ℓ̄(w), the Gauss-Newton step from the anchor to the posterior mean, in float64.
+
+        Zero for an approximation: its Σ̃ gives no Gauss-Newton step, so the mean stays at the anchor as in Eq. (4).
+        """
+        gradient = self.model.gradient[:, None]
+        return (self.covariance_matmul(gradient) if self.exact else torch.zeros_like(gradient))[:, 0]
 
     def step_bound(self) -> float:
-        """√(gᵀ Σ̃ g), g = ∇ℓ̄(w): no output moves by more posterior standard deviations in the step Σ̃ g.
+        """√(gᵀ Σ̃ g), g = ∇ℓ̄(w): the step Σ̃ g moves no output by more posterior standard deviations than this.
 
-        |aᵀ Σ̃ g| ≤ √(aᵀ Σ̃ a) √(gᵀ Σ̃ g) for every row a of every Jacobian, by Cauchy and Schwarz.
+        |aᵀ Σ̃ g| ≤ √(aᵀ Σ̃ a) √(gᵀ Σ̃ g) for every row a of every Jacobian, by the Cauchy-Schwarz inequality.
         """
         moved = self.covariance_matmul(self.model.gradient[:, None])[:, 0]
         return max(0.0, (self.model.gradient @ moved).item()) ** 0.5
@@ -120,3 +162,20 @@ class Inference(ABC):
         """μ = w − Σ̃ ∇ℓ̄(w)."""
         anchor = self.model.expansion.anchor
         return (anchor.double() - self.step).to(anchor.dtype)
+
+    @bounded
+    def latent(self, features: FeatureMap, inputs: Inputs) -> Latent:
+        """Outputs, shift and covariance of f at each input, from one pass over the inputs, a chunk at a time."""
+        step, parts = self.step[:, None], []
+        for part in track(list(chunks(num_examples(inputs), self.chunk(features, inputs))), "predictions"):
+            outputs, factors = features.outputs_and_factors(take(inputs, part))
+            shift = -factors.push(step)[..., 0] if self.exact else torch.zeros_like(outputs)
+            parts.append(Latent(outputs, shift, self.marginal(factors)))
+            del outputs, factors, shift
+        return Latent.joined(parts)
+
+    def chunk(self, features: FeatureMap, inputs: Inputs) -> int:
+        """The number of test inputs at a time in `latent`; by default from the measured memory of `marginal`."""
+        K = features.num_outputs
+        work = Work("The predictive variance", self.marginal, (type(self), self.method))
+        return features.chunk(inputs, work=work, fixed=2 * 8 * num_examples(inputs) * K * (K + 2), extra=4 * 8 * K**2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -10,7 +11,10 @@ from torch import Tensor
 
 from dnn2gp.features import FactoredJacobian, Factors, FeatureMap, Whitener
 from dnn2gp.features.budget.work import Work
-from dnn2gp.inference.base import Cost, Inference
+from dnn2gp.inference.base import Inference, Posterior
+from dnn2gp.inference.cost import Cost
+from dnn2gp.inference.evidence_parts import KNOB, Decomposition, GroupedTerms, Groups
+from dnn2gp.inference.function_space_evidence import FunctionSpaceTerms, decomposition
 from dnn2gp.inference.linear_model import LinearModel
 from dnn2gp.network.inputs import Inputs, num_examples, take
 from dnn2gp.support.memory import bounded, chunks, require
@@ -19,66 +23,74 @@ from dnn2gp.support.randomness import normal, own_generator
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.linalg import cholesky
 
-_KNOB = "Raise the prior precision δ or the noise σ, or use float64."
+
+@final
+@dataclass(frozen=True)
+class FunctionSpace(Inference):
+    """Σ̃ = V − V JᵀS A⁻¹ SᵀJ V, exact for every likelihood, including softmax with its singular Λ."""
+
+    name = "function space"
+    automatic = True
+
+    def cost(self, num_sites: int, num_weights: int) -> Cost:
+        """M²(P + M/3) operations and three M × M matrices in float64."""
+        operations = float(num_sites) ** 2 * (num_weights + num_sites / 3)
+        return Cost(self.name, num_sites, operations, _matrices(num_sites))
+
+    def infer(self, model: LinearModel) -> FunctionSpacePosterior:
+        """Compute A and factorise it, A = L Lᵀ."""
+        _require(model.expansion, model.expansion.num_sites)
+        sites = _sites(model.expansion, model.prior.precision.double())
+        matrix = sites.gram()
+        matrix.diagonal().add_(1)
+        return FunctionSpacePosterior(self, model, cholesky(matrix, "I + SᵀKS", KNOB), sites)
+
+    def restored(self, model: LinearModel, state: dict[str, Tensor]) -> FunctionSpacePosterior:
+        """In the memory order that a fresh factor has, so that results are the same to the last bit."""
+        _require(model.expansion, model.expansion.num_sites)
+        sites = _sites(model.expansion, model.prior.precision.double())
+        return FunctionSpacePosterior(self, model, state["factor"].mT.contiguous().mT, sites)
+
+    def decomposition(self, model: LinearModel) -> Decomposition:
+        return decomposition(model)
+
+    def grouped_terms(self, model: LinearModel, groups: Groups, num_noises: int) -> GroupedTerms:
+        return FunctionSpaceTerms.of(model, groups)
 
 
 @final
-class FunctionSpace(Inference):
-    """Σ̃ = V − V JᵀS A⁻¹ SᵀJ V, exact for every likelihood (softmax's singular Λ included)."""
-
-    name = "function space"
+class FunctionSpacePosterior(Posterior):
+    """N(μ, Σ̃) by the Cholesky factor L of A, and Φ = SᵀJ V^{½} of the data by its factors."""
 
     def __init__(
-        self,
-        model: LinearModel,
-        factor: Float[Tensor, "M M"] | None = None,
-        sites: FactoredJacobian | None = None,
+        self, method: Inference, model: LinearModel, factor: Float[Tensor, "M M"], sites: FactoredJacobian
     ) -> None:
-        """Form and factorise A = L Lᵀ, unless the factor is given."""
-        self.model = model
-        self.precision = model.prior.precision.double()
-        expansion = model.expansion
-        _require(expansion, expansion.num_sites)
-        self.sites = sites or _sites(expansion, self.precision)
-        if factor is None:
-            matrix = self.sites.gram()
-            matrix.diagonal().add_(1)
-            factor = cholesky(matrix, "I + SᵀKS", _KNOB)
-        self.factor = factor
+        """L, and Φ with products in float64."""
+        self.method, self.model, self.factor, self.sites = method, model, factor, sites
+        self.prior_precision: Whitener = sites.precision
+        """V⁻¹ in float64."""
 
-    @classmethod
-    def cost(cls, num_sites: int, num_weights: int) -> Cost:
-        """M²(P + M/3) operations, three M × M matrices in float64."""
-        operations = float(num_sites) ** 2 * (num_weights + num_sites / 3)
-        return Cost(cls.name, num_sites, operations, 3 * 8 * num_sites**2)
+    @property
+    def description(self) -> str:
+        return f"dense posterior in {self.name}"
 
     def covariance_matmul(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
-        """Σ̃ v = V^{½} (I − Φᵀ A⁻¹ Φ) (V^{½})ᵀ v, with Φ = SᵀJ V^{½}."""
-        white = self.precision.whiten(vectors.double().T).T
-        return self.precision.unwhiten(white - self._explained(self.sites.push(white)))
+        """Σ̃ v = V^{½} (I − Φᵀ A⁻¹ Φ) (V^{½})ᵀ v."""
+        white = self.prior_precision.whiten(vectors.double().T).T
+        return self.prior_precision.unwhiten(white - self._explained(self.sites.push(white)))
 
     def covariance(self, features: FeatureMap, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
         """κ(x, x') − κ(x, X) S A⁻¹ Sᵀ κ(X, x')."""
-        prior = features.kernel_full(inputs, self.precision, other).double()
+        prior = features.kernel_full(inputs, self.prior_precision, other).double()
         left = self._reduction(features, inputs)
         right = left if other is None else self._reduction(features, other)
         return prior - torch.einsum("nks,mls->nkml", left, right)
 
-    @property
-    def memory_budget(self) -> int | None:
-        """That of the features."""
-        return self.sites.memory_budget
-
-    @bounded
-    def marginal(self, features: FeatureMap, inputs: Inputs) -> Float[Tensor, "N K K"]:
+    def marginal(self, factors: Factors) -> Float[Tensor, "n K K"]:
         """κ(x, x) − κ(x, X) S A⁻¹ Sᵀ κ(X, x) of each example."""
-        blocks = []
-        for part in track(self._parts(features, inputs), "posterior variances"):
-            factors = features.factors(take(inputs, part)).to(torch.float64)
-            reduction = self._reduce(self.precision.whitened(factors).compact())
-            blocks.append(self.precision.marginal(factors) - reduction @ reduction.mT)
-            del factors, reduction
-        return torch.cat(blocks)
+        wide = factors.to(torch.float64)
+        reduction = self._reduce(self.prior_precision.whitened(wide).compact())
+        return self.prior_precision.marginal(wide) - reduction @ reduction.mT
 
     def log_det_ratio(self) -> Float[Tensor, ""]:
         """log |A|."""
@@ -87,23 +99,24 @@ class FunctionSpace(Inference):
     def weight_variances(self) -> Float[Tensor, " P"]:
         """diag(Σ̃) = diag(V) − diag(V JᵀS A⁻¹ SᵀJ V), from pairs of blocks of rows."""
         inverse = torch.cholesky_inverse(self.factor)
-        explained = torch.zeros(self.precision.size, dtype=torch.float64, device=self.factor.device)
+        prior = self.model.prior.precision.double()
+        explained = torch.zeros(prior.size, dtype=torch.float64, device=self.factor.device)
         for rows, left in self.sites.row_blocks():
             mixed = sum(inverse[rows, columns] @ right for columns, right in self.sites.row_blocks())
-            explained += (self.precision.unwhiten(left.T) * self.precision.unwhiten(torch.as_tensor(mixed).T)).sum(1)
-        return self.precision.inverse_diagonal().double() - explained
+            explained += (prior.unwhiten(left.T) * prior.unwhiten(torch.as_tensor(mixed).T)).sum(1)
+        return prior.inverse_diagonal().double() - explained
 
     def sample_weights(self, num_samples: int, generator: torch.Generator | None) -> Float[Tensor, "S P"]:
         """Matheron's rule: w = μ + V^{½} (ζ − Φᵀ A⁻¹ (Φ ζ + ε)), with ζ and ε standard normal."""
         generator = own_generator(generator, self.factor.device)
-        prior = normal((self.precision.size, num_samples), generator, self.factor)
+        prior = normal((self.sites.shape[1], num_samples), generator, self.factor)
         noise = normal((len(self.factor), num_samples), generator, self.factor)
-        moves = self.precision.unwhiten(prior - self._explained(self.sites.push(prior) + noise))
+        moves = self.prior_precision.unwhiten(prior - self._explained(self.sites.push(prior) + noise))
         return (self.mean.double()[:, None] + moves).T.to(self.mean.dtype)
 
-    def conditioned(self, expansion: Expansion) -> FunctionSpace:
-        """One more block row of the Cholesky factor: the old block is not touched."""
-        new = _sites(expansion, self.precision)
+    def conditioned(self, expansion: Expansion) -> FunctionSpacePosterior:
+        """One more block row of the Cholesky factor: the old block stays as it is."""
+        new = _sites(expansion, self.prior_precision)
         old_size, new_size = len(self.factor), new.num_rows
         _require(expansion, old_size + new_size)
         cross = torch.cat([self.sites.cross(block).flatten(0, 1) for _, block in new.blocks()])
@@ -113,19 +126,31 @@ class FunctionSpace(Inference):
         factor = self.factor.new_zeros(old_size + new_size, old_size + new_size)
         factor[:old_size, :old_size] = self.factor
         factor[old_size:, :old_size] = edge.T
-        factor[old_size:, old_size:] = cholesky(schur, "The Schur complement of the new data in I + SᵀKS", _KNOB)
+        factor[old_size:, old_size:] = cholesky(schur, "The Schur complement of the new data in I + SᵀKS", KNOB)
         joined = self.model.expansion.joined(expansion)
-        sites = _sites(joined, self.precision, self.sites.joined(new))
-        return FunctionSpace(LinearModel(joined, self.model.prior), factor, sites)
+        sites = _sites(joined, self.prior_precision, self.sites.joined(new))
+        return FunctionSpacePosterior(self.method, LinearModel(joined, self.model.prior), factor, sites)
 
     def state(self) -> dict[str, Tensor]:
         """The Cholesky factor of A."""
         return {"factor": self.factor}
 
-    @classmethod
-    def restored(cls, model: LinearModel, structure: str, state: dict[str, Tensor]) -> FunctionSpace:
-        """From the factor, in the order of memory that a fresh one has: results are then the same to the last bit."""
-        return cls(model, state["factor"].mT.contiguous().mT)
+    def chunk(self, features: FeatureMap, inputs: Inputs) -> int:
+        """Counts the K × M cross kernel of each test input with the data, its solve and a copy."""
+
+        def white(factors: Factors) -> tuple[Tensor, Factors]:
+            wide = factors.to(torch.float64)
+            return self.prior_precision.marginal(wide), self.prior_precision.whitened(wide).compact()
+
+        K, count = features.num_outputs, num_examples(inputs)
+        structured = features.structured(inputs, self.prior_precision)
+        work = Work("The predictive variance", white, (type(self.prior_precision), structured))
+        extra = 8 * (3 * K * len(self.factor) + 4 * K**2)
+        kept = self.sites.kept()  # computed now, if they fit and have not been computed before
+        fixed = 8 * len(self.factor) ** 2 + self.sites.kept_bytes + 2 * 8 * count * K**2
+        if not kept:  # half of the room is for computing them again
+            fixed += max(0, features.budget() - fixed) // 2
+        return features.chunk(inputs, work=work, fixed=fixed, extra=extra)
 
     def _explained(self, sites: Float[Tensor, "M S"]) -> Float[Tensor, "P S"]:
         """Φᵀ A⁻¹ b."""
@@ -134,29 +159,12 @@ class FunctionSpace(Inference):
     @bounded
     def _reduction(self, features: FeatureMap, inputs: Inputs) -> Float[Tensor, "N K M"]:
         """κ(x, X) S L⁻ᵀ."""
-        parts = self._parts(features, inputs)
+        parts = list(chunks(num_examples(inputs), self.chunk(features, inputs)))
         found = [
-            self._reduce(features.white_factors(take(inputs, part), self.precision))
+            self._reduce(features.white_factors(take(inputs, part), self.prior_precision))
             for part in track(parts, "cross kernel")
         ]
         return torch.cat(found)
-
-    def _parts(self, features: FeatureMap, inputs: Inputs) -> list[slice]:
-        """Chunks of test inputs, counting the K × M cross kernel of each with the data, its solve and a copy."""
-
-        def white(factors: Factors) -> tuple[Tensor, Factors]:
-            wide = factors.to(torch.float64)
-            return self.precision.marginal(wide), self.precision.whitened(wide).compact()
-
-        K, count = features.num_outputs, num_examples(inputs)
-        key = type(self.precision), features.structured(inputs, self.precision)
-        work = Work("The predictive variance", white, key)
-        extra = 8 * (3 * K * len(self.factor) + 4 * K**2)
-        kept = self.sites.kept()  # made now, if they fit and were not yet
-        fixed = 8 * len(self.factor) ** 2 + self.sites.kept_bytes + 2 * 8 * count * K**2
-        if not kept:  # half of the room is for making them again
-            fixed += max(0, features.budget() - fixed) // 2
-        return list(chunks(num_examples(inputs), features.chunk(inputs, work=work, fixed=fixed, extra=extra)))
 
     def _reduce(self, white: Factors) -> Float[Tensor, "n K M"]:
         cross = self.sites.cross(white)
@@ -181,12 +189,12 @@ def _matrices(size: int) -> int:
 
 
 def _require(expansion: Expansion, size: int) -> None:
-    """Raise unless three matrices of the size of the sites fit into the budget."""
+    """Raise unless three matrices of the size of the sites fit into the memory budget."""
     weights = expansion.features.num_weights
     instead = (
-        f"Weight space (inference=WeightSpace) needs a {weights} × {weights} matrix instead."
+        f"Weight space (inference=WeightSpace()) needs a {weights} × {weights} matrix instead."
         if weights < size
-        else "Use fewer of the data, or freeze layers (requires_grad_(False)) with inference=WeightSpace."
+        else "Use fewer examples, or freeze layers (requires_grad_(False)) with inference=WeightSpace()."
     )
     what = f"The kernel matrix of the data ({size} × {size})"
     require(_matrices(size), expansion.features.budget(), what, instead)

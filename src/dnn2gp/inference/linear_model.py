@@ -109,6 +109,10 @@ class LinearModel:
         gap = (self.expansion.anchor.double() - self.prior.mean.double())[:, None]
         return self.expansion.gradient().double() + self.prior.precision.matmul(gap)[:, 0]
 
+    def white_anchor(self) -> Float[Tensor, " P"]:
+        """V^{−½} w for a diagonal V, in float64, so that Φ V^{−½} w = SᵀJ w."""
+        return self.prior.precision.double().diagonal().sqrt() * self.expansion.anchor.double()
+
     def posterior(self, structure: Structure = Dense()) -> Gaussian:
         """p(w | D̃) = N(w | w − Σ̃ ∇ℓ̄(w), Σ̃): for any anchor w, one Gauss-Newton step away from it.
 

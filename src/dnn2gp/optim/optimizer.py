@@ -227,7 +227,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         beta: float | None = None,
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
-        inference: type[Inference] | None = None,
+        inference: Inference | None = None,
     ) -> GaussianProcess:
         """The GP of iteration t (Theorem 2) on these examples, which stand for all data; training is not affected.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dnn2gp.evidence.tuning_result import Trial, TuningResult
 from dnn2gp.gp.gaussian_process import GaussianProcess
+from dnn2gp.gp.minimum import step_matters_little
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network.data import Data, read_data
 from dnn2gp.support.errors import EvidenceWarning, InputError, warn_user
@@ -21,8 +22,6 @@ from dnn2gp.tune.minimise import train_to_minimum
 from dnn2gp.tune.prior_choice import PriorChoice
 from dnn2gp.weights.priors import PriorPrecision
 
-# A gradient whose step moves no output by more than this many posterior standard deviations is that of a minimum.
-_NOTICEABLE = 0.5
 # A round that ends with this much less evidence than the best one, in nats, went too far.
 _LOST = 1.0
 Train: TypeAlias = "Callable[[nn.Module, Data, Likelihood, Tensor], object]"
@@ -139,7 +138,7 @@ class _Round:
     @property
     def at_minimum(self) -> bool:
         """Whether no output would move noticeably by another step."""
-        return self.trial.values["step_bound"] <= _NOTICEABLE
+        return step_matters_little(self.trial.values["step_bound"])
 
     @cached_property
     def rank(self) -> float:

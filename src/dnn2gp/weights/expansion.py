@@ -104,9 +104,8 @@ class Expansion:
         """
         log_likelihood = weight * self.log_likelihood
         if self.quadratic:  # log p = −½ rᵀΛ⁻¹r + ½ log|Λ| − …: only the first term is multiplied, and |cΛ| = c^K |Λ|
-            white = torch.linalg.solve(self.root.double(), self.residual.double().unsqueeze(-1))
-            sites = self.residual.numel()
-            log_likelihood = self.log_likelihood + 0.5 * ((1 - weight) * white.square().sum() + sites * log(weight))
+            misfit, sites = self.white_residual().square().sum(), self.residual.numel()
+            log_likelihood = self.log_likelihood + 0.5 * ((1 - weight) * misfit + sites * log(weight))
         return replace(
             self, residual=weight * self.residual, root=weight**0.5 * self.root, log_likelihood=log_likelihood
         )
@@ -124,6 +123,14 @@ class Expansion:
     def noise_precision(self) -> Float[Tensor, "N Q Q"]:
         """D = S Sᵀ."""
         return self.root @ self.root.mT
+
+    def white_residual(self) -> Float[Tensor, " M"]:
+        """S⁻¹ r = Sᵀ(f − y) in units of the noise, in float64, where the loss is quadratic (Gaussian)."""
+        return torch.linalg.solve(self.root.double(), self.residual.double().unsqueeze(-1)).reshape(-1)
+
+    def site_constant(self) -> float:
+        """log |S| − (M/2) log 2π = log p(D|w) + ½ ‖S⁻¹r‖², where the loss is quadratic."""
+        return (self.log_likelihood + 0.5 * self.white_residual().square().sum()).item()
 
     def gradient(self) -> Float[Tensor, " P"]:
         """Σᵢ ∇ℓᵢ(w) = Σᵢ φᵢ vᵢ."""

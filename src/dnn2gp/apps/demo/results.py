@@ -38,7 +38,7 @@ class DemoResult:
     evidence: Evidence
     diagnosis: Diagnosis
     space: str
-    costs: tuple[Cost, Cost]
+    costs: tuple[Cost, ...]
     seconds: dict[str, float]
     files: tuple[Path, ...]
 
