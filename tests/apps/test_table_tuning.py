@@ -462,7 +462,7 @@ def test_ctrl_c_keeps_what_is_finished(table: Path, tmp_path: Path, monkeypatch:
     for arguments in ((tmp_path / "other.csv",), (table, "--seed", 1), (table, "--repeats", 3)):
         other = invoke(*known, "--resume", *arguments)
         assert other.exit_code == 1
-        assert "holds another tuning" in spoken(other.stderr)
+        assert "holds a different tuning" in spoken(other.stderr)
     assert len(calls) == 2
 
 

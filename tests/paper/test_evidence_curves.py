@@ -19,7 +19,7 @@ from dnn2gp.paper.figure_result import FigureResult
 from dnn2gp.paper.figures import synthetic as synthetic_figure
 from dnn2gp.paper.figures import wine as wine_figure
 from dnn2gp.paper.published_curves import PublishedCurve, error_claim, evidence_claim
-from dnn2gp.support.errors import InputError
+from dnn2gp.support.errors import InputError, OtherWorkError
 
 # The mean log evidence that the paper's runs have at δ = 10^(−1 + k/5), k = 0, …, 15 (10 draws, Laplace).
 PAPER = [
@@ -101,7 +101,7 @@ def test_small_curves_of_wine(setting, wine, tmp_path):
     assert set(found.values) == {"evidence", "test_error", "train_error", "relative_gradient"}
     assert wine_figure.curve(wine, setting, Workspace(tmp_path, resume=True)) == found
     assert wine_figure.curve(wine, setting, Workspace()) == found
-    with pytest.raises(InputError, match="holds"):
+    with pytest.raises(OtherWorkError, match="tuning"):
         wine_figure.curve(replace(wine, lr=0.1), setting, Workspace(tmp_path, resume=True))
 
 
@@ -124,7 +124,7 @@ def test_a_curve_that_was_stopped_goes_on(name, synthetic, tmp_path):
     if name == "vi":  # one point a batch: nothing else is trained again
         assert {path: path.stat().st_mtime_ns for path in times} == times
     other = replace(synthetic, width=3)
-    with pytest.raises(InputError, match="holds"):
+    with pytest.raises(OtherWorkError, match="tuning"):
         curve(other, Workspace(tmp_path, resume=True))
 
 

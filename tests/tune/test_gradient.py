@@ -75,7 +75,7 @@ def test_more_weights_than_data_do_not_run_away_to_no_noise():
     found = tune.gradient(wide, (x, y), GaussianLikelihood(), max_rounds=20, tolerance=0.05)
     assert found.converged
     assert found.best["sigma"] > 0.15
-    assert "the steps were shortened" in str(found)
+    assert "steps were shortened" in str(found)
     best = found.trials.index(max(found.trials, key=lambda trial: trial.evidence))
     lost = [place for place, trial in enumerate(found.trials) if trial.evidence < found.evidence - 1]
     assert any(place > best for place in lost)  # or this tests nothing
@@ -90,7 +90,7 @@ def test_targets_far_from_zero_or_of_another_scale_are_said():
         far = tune.gradient(network(), (x, y + 1000), GaussianLikelihood(), max_rounds=3)
     assert far.best != far.trials[0].settings
     assert not far.converged
-    with pytest.warns(EvidenceWarning, match=r"Underfit|no maximum in δ|came to a minimum"):
+    with pytest.warns(EvidenceWarning, match=r"Underfit|no maximum in δ|reach a minimum"):
         tune.gradient(network(), (x, 1e6 * y), GaussianLikelihood(), max_rounds=4)
 
 
@@ -145,11 +145,11 @@ def test_a_training_of_ones_own():
 
         optimizer.step(closure)
 
-    with pytest.warns(EvidenceWarning, match="still moved"):
+    with pytest.warns(EvidenceWarning, match="max_rounds"):
         found = tune.gradient(network(), (x, y), GaussianLikelihood(), train=train, max_rounds=3, tolerance=1e-9)
     assert len(calls) == 3
     assert not found.converged
-    assert "still moved" in str(found)
+    assert "max_rounds" in str(found)
 
 
 def test_while_training():
@@ -186,10 +186,10 @@ def test_the_penalty_of_layers():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_rounds": 0}, "max_rounds ≥ 1"),
-        ({"likelihood": GaussianLikelihood(0.3), "per_output": True}, "its σ left open"),
-        ({"prior_precision": {"0": 1.0, "2": 2.0}}, "one number to begin with"),
-        ({"prior_precision": -1.0}, "δ > 0"),
+        ({"max_rounds": 0}, "max_rounds"),
+        ({"likelihood": GaussianLikelihood(0.3), "per_output": True}, "per_output"),
+        ({"prior_precision": {"0": 1.0, "2": 2.0}}, "prior_precision"),
+        ({"prior_precision": -1.0}, "prior_precision"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(change, message):
@@ -199,5 +199,5 @@ def test_what_cannot_be_tuned_is_refused(change, message):
 
 
 def test_epochs_that_mean_nothing_are_refused():
-    with pytest.raises(InputError, match="every ≥ 1"):
+    with pytest.raises(InputError, match="every"):
         tune.WhileTraining(network(), data(), GaussianLikelihood(), every=0)

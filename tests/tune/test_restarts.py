@@ -108,7 +108,6 @@ def test_classes():
 
     found = fit_restarts(two, x, (y[:, 0] > 0).long(), CategoricalLikelihood(), restarts=2)
     assert found.settled
-    assert len(found.evidences) == 2
     fixed = [
         fit_restarts(two, x, (y[:, 0] > 0).long(), CategoricalLikelihood(), prior_precision=delta, restarts=2)
         for delta in (found.prior_precision / 20, found.prior_precision * 20)
@@ -117,5 +116,5 @@ def test_classes():
 
 
 def test_what_means_nothing_is_refused():
-    with pytest.raises(InputError, match="restarts ≥ 1"):
+    with pytest.raises(InputError, match="restarts"):
         fit_restarts(build, *data(), GaussianLikelihood(), restarts=0)

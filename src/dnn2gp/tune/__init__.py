@@ -1,10 +1,11 @@
-"""Tune a network on its training data alone: δ, σ, width and anything else by the evidence, three ways, one result.
+"""Tuning δ, σ, the width or anything else by the evidence, on the training data alone: three ways, one result.
 
-    tune.grid(fit, {"prior_precision": [0.1, 1.0, 10.0]}, repeats=5)     every setting, every repeat
-    tune.gradient(network, data, likelihood)                             δ and σ by gradient, and retraining, in turns
+    tune.grid(fit, {"prior_precision": [0.1, 1.0, 10.0]}, repeats=5)     every setting, several times
+    tune.gradient(network, data, likelihood)                             alternate between retraining and tuning δ, σ
     tune.study(objective, num_trials=50)                                 anything that an Optuna trial can suggest
 
-`tune.WhileTraining` does it in a training loop of your own, every few epochs.
+`tune.WhileTraining` tunes δ and σ every few epochs of your own training loop. May import `gp` and the rooms below it.
+Start with `grid.py`; `ensemble.py` holds the batches of small networks that estimators and figures train.
 """
 
 from dnn2gp.evidence.tuning_result import Curve, Trial, TuningResult

@@ -1,4 +1,4 @@
-"""δ and σ by the gradient of the evidence at fixed features, and retraining with them, in turns until both settle."""
+"""Tuning by gradient: maximise the evidence over δ and σ at fixed features, retrain, and repeat until both settle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dnn2gp.tune.minimise import train_to_minimum
 from dnn2gp.tune.prior_choice import PriorChoice
 from dnn2gp.weights.priors import PriorPrecision
 
-# A round that ends with this much less evidence than the best one, in nats, went too far.
+# A round whose evidence is lower than the best by more than this, in nats, went too far.
 _LOST = 1.0
 Train: TypeAlias = "Callable[[nn.Module, Data, Likelihood, Tensor], object]"
 
@@ -40,19 +40,19 @@ def gradient(
     tolerance: float = 0.01,
     progress: bool = False,
 ) -> TuningResult:
-    """Retrain a copy of the network and tune δ (and an open σ) by the evidence, in turns, until neither moves.
+    """Alternate between retraining a copy of the network and tuning δ (and an open σ) until neither changes.
 
-    likelihood       GaussianLikelihood() has its σ tuned; one with a σ keeps it
-    prior_precision  δ to begin with
-    train            train(network, data, likelihood, δ of each weight) changes the weights in place, from where they
-                     are; by default `minimise.train_to_minimum`
-    per_layer        one δ for each layer; per_output: one σ for each output
-    tolerance        of log δ and log σ between two rounds
+    likelihood       σ is tuned if it is open, as in GaussianLikelihood(); a given σ is kept
+    prior_precision  the initial δ
+    train            train(network, data, likelihood, δ of each weight) changes the weights in place, starting from
+                     their present values; by default `minimise.train_to_minimum`
+    per_layer        one δ per layer; per_output: one σ per output
+    tolerance        the largest change of log δ and log σ between two rounds at convergence
 
-    The trials are the rounds. Features move with the weights, so that a round may end with less evidence than the one
-    before: if it is more than a nat less, the best round is gone on from, with steps half as long from then on.
-    `result.best` is the round of the largest evidence (less what a step would still gain, where it did not come to a
-    minimum), `result.gp` its GP and `result.network` its network. The network that came in is not changed.
+    The trials are the rounds. Features change with the weights, so a round may end with less evidence than the one
+    before. If it loses more than one nat, tuning restarts from the best round with half the step size. `result.best` is
+    the round with the largest evidence (minus what a step would still gain, if it did not reach a minimum),
+    `result.gp` its GP and `result.network` its network. The given network is not changed.
     """
     if not isinstance(network, nn.Module):
         raise InputError(f"network: expected the torch.nn.Module to tune; got {type(network).__name__}.")
@@ -95,36 +95,36 @@ def gradient(
 
 
 def _notes(best: _Round, gap: float, tolerance: float, max_rounds: int) -> tuple[str, ...]:
-    """What is to be said about the best round, in words."""
+    """Warnings about the best round."""
     notes = list(best.choice.notes())
     if not best.at_minimum:
         notes.append(
-            "No round of large evidence came to a minimum of its loss: the gradient of the best is "
-            f"{best.trial.values['relative_gradient']:.0%} of its parts (data and prior). Standardise inputs and "
-            "targets, or give a training of your own (train=)."
+            "The best round did not reach a minimum of its loss: its relative gradient is "
+            f"{best.trial.values['relative_gradient']:.0%}. Standardise inputs and targets, or pass your own training "
+            "function (train=)."
         )
     if gap >= tolerance:
         notes.append(
-            f"δ or σ still moved by {gap:.1%} in the last of {max_rounds} rounds. Allow more (max_rounds=), or a "
-            "larger tolerance."
+            f"δ or σ still changed by {gap:.1%} in the last of {max_rounds} rounds. Allow more rounds (max_rounds=) or "
+            "a larger tolerance (tolerance=)."
         )
     return tuple(notes)
 
 
 def _shortened(best: _Round, tolerance: float) -> tuple[str, ...]:
-    """That the best round is no fixed point, where steps had to become shorter."""
+    """A note that the best round is not a fixed point, if the steps had to be shortened."""
     asked = best.moved.distance(best.choice)
     if asked < tolerance:
         return ()
     return (
-        f"At the features of this network the evidence asks for a δ or σ that is another by {asked:.0%}, but networks "
-        "that were trained so have less evidence: the steps were shortened.",
+        f"At the features of this network, the evidence would change δ or σ by {asked:.0%}, but networks retrained "
+        "with these values have less evidence. The steps were shortened.",
     )
 
 
 @dataclass(eq=False)
 class _Round:
-    """A choice, that of the largest evidence at the features it led to, and its GP."""
+    """One round: δ and σ, the values with the largest evidence at the resulting features, and the GP."""
 
     choice: PriorChoice
     moved: PriorChoice
@@ -132,16 +132,16 @@ class _Round:
 
     @property
     def trial(self) -> Trial:
-        """What is noted of it."""
+        """Its entry in the result."""
         return self.moved.trials[-1]
 
     @property
     def at_minimum(self) -> bool:
-        """Whether no output would move noticeably by another step."""
+        """Whether another step would not move any output noticeably."""
         return step_matters_little(self.trial.values["step_bound"])
 
     @cached_property
     def rank(self) -> float:
-        """Laplace's evidence at the weights, less what a Gauss-Newton step would still gain: minima are not outdone."""
+        """The Laplace evidence at the weights minus the gain of one more step, so that only minima can win."""
         evidence = self.gp.evidence()
         return evidence.laplace - evidence.correction

@@ -1,4 +1,4 @@
-"""Every setting of a grid, several times: the paper's curves (Figs. 5 and 6)."""
+"""Tuning on a grid: every setting, several times, as in the paper's Figs. 5 and 6."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def grid(
     purpose: Mapping[str, object] | None = None,
     progress: bool = False,
 ) -> TuningResult:
-    """Call `fit(repeat=r, **setting)` for every setting and repeat; the largest mean evidence is the best setting.
+    """Call `fit(repeat=r, **setting)` for every setting and repeat; the best setting has the largest mean evidence.
 
-    fit       trains a network with these settings and returns its log evidence, a mapping with "evidence" and whatever
-              else is worth a curve ("test_error"), or the GaussianProcess; `repeat` is its seed or the draw of the data
-    settings  name → values; all their combinations are tried
-    folder    where each finished job is written at once; `resume` goes on with those that are there
-    num_jobs  processes on this machine, each with one thread; by default what `joblib.parallel_config` says
-    purpose   what the jobs are of (data, a version of `fit`): a folder with another one is not gone on with. `fit`
-              itself is not compared: say in `purpose` what it does
+    fit       trains a network with these settings and returns its log evidence, a mapping with "evidence" and any other
+              values of interest ("test_error"), or the GaussianProcess; `repeat` is a seed, or the index of a data set
+    settings  name → values; all combinations are tried
+    folder    where each finished job is stored; `resume` continues from the jobs that it holds
+    num_jobs  processes on this machine, each with one thread; by default the setting of `joblib.parallel_config`
+    purpose   what the results depend on besides the settings (data, a version of `fit`); resuming in a folder with a
+              different purpose is refused. `fit` itself is not compared, so describe it here
     """
     if not callable(fit):
-        raise InputError(f"fit: expected a function of the settings and repeat; got {fit!r}.")
+        raise InputError(f"fit: expected a function of the settings and of repeat; got {fit!r}.")
     if not settings or any(isinstance(values, str) or not len(values) for values in settings.values()):
-        raise InputError(f"settings: expected names with lists of one value at least; got {dict(settings)!r}.")
+        raise InputError(f"settings: expected names mapped to non-empty lists of values; got {dict(settings)!r}.")
     if repeats < 1:
         raise InputError(f"repeats: expected at least 1; got {repeats}.")
     if resume and folder is None:
-        raise InputError("resume: expected a folder to go on in (folder=); got none.")
+        raise InputError("resume: expected a folder to resume from (folder=); got none.")
     known = {name: [_plain(value) for value in values] for name, values in settings.items()}
     jobs = [
         Job(dict(zip(known, values, strict=True)), repeat)
@@ -55,7 +55,7 @@ def grid(
 
 
 def _plain(value: object) -> Setting:
-    """A setting that JSON takes: numbers of NumPy or torch as Python's."""
+    """A setting as a JSON value; scalars of NumPy or torch become Python numbers."""
     item = getattr(value, "item", None)
     plain = item() if callable(item) else value
     if plain is not None and not isinstance(plain, int | float | str | bool):

@@ -1,4 +1,4 @@
-"""(setting × repeat) jobs: in parallel through joblib, each on disk as soon as it is done, none run twice."""
+"""(setting × repeat) jobs, run in parallel by joblib; each is stored when it is finished, and none runs twice."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ Fit: TypeAlias = "Callable[..., Outcome]"
 
 @dataclass(frozen=True)
 class Job:
-    """One setting, to be tried once."""
+    """One setting and one repeat."""
 
     settings: dict[str, Setting]
     repeat: int
 
     @property
     def key(self) -> str:
-        """The name of its file: the same for the same setting and repeat."""
+        """The name of its file, determined by setting and repeat."""
         text = json.dumps([self.settings, self.repeat], sort_keys=True)
         return sha256(text.encode()).hexdigest()[:16]
 
 
 class JobFolder:
-    """A folder with a file for each finished job, and one that says what they are jobs of."""
+    """A folder with one file per finished job, and a file with the purpose of them all."""
 
     def __init__(self, folder: Path, purpose: Mapping[str, object], resume: bool) -> None:
-        """Make it; or, with `resume`, go on in one that has the same purpose."""
-        self.folder = folder.absolute()  # workers elsewhere may have another working directory
+        """Create the folder or, with `resume`, continue in one that has the same purpose."""
+        self.folder = folder.absolute()  # workers may have a different working directory
         keep_purpose(self.folder, purpose, resume=resume)
         self._jobs = self.folder / "jobs"
         self._jobs.mkdir(exist_ok=True)
 
     def save(self, job: Job, trial: Trial) -> None:
-        """Write the file of a finished job, whole or not at all."""
+        """Write the file of a finished job, atomically."""
         text = json.dumps({"settings": job.settings, "repeat": job.repeat, "values": trial.values})
         write_text(self._jobs / f"{job.key}.json", text)
 
     def load(self, job: Job) -> Trial | None:
-        """What came of a job, if it is done."""
+        """The result of a job, if it is finished."""
         path = self._jobs / f"{job.key}.json"
         if not path.exists():
             return None
@@ -62,14 +62,15 @@ class JobFolder:
             return Trial(job.settings, {EVIDENCE: values[EVIDENCE], **values}, job.repeat)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise FileFormatError(
-                f"{path} is no finished job ({error!r}). Delete it, and the job is run again."
+                f"{path} does not hold the result of a job ({error!r}). Delete it to run the job again."
             ) from error
 
 
 def run_jobs(fit: Fit, jobs: Sequence[Job], folder: JobFolder | None, num_jobs: int | None) -> list[Trial]:
-    """The trials of all jobs, in their order; those that are on disk are not run again.
+    """The trials of all jobs in order; those on disk are not run again.
 
-    `num_jobs` processes on this machine; None leaves it to `joblib.parallel_config`, which may name a cluster.
+    `num_jobs` is the number of processes on this machine; None leaves it to `joblib.parallel_config`, which may name a
+    cluster.
     """
     with needs_extra("tune", "tune.grid"):
         import joblib
@@ -88,7 +89,7 @@ def run_jobs(fit: Fit, jobs: Sequence[Job], folder: JobFolder | None, num_jobs: 
 
 
 def _order() -> str:
-    """As they are done; where the backend of `joblib.parallel_config` cannot say so (Ray), at the end."""
+    """Results as they finish, or all at the end if the backend of `joblib.parallel_config` cannot stream them (Ray)."""
     from joblib.parallel import get_active_backend
 
     backend, _ = get_active_backend()
@@ -96,7 +97,7 @@ def _order() -> str:
 
 
 def _run(fit: Fit, job: Job, folder: JobFolder | None) -> tuple[str, Trial]:
-    """One job, with one thread, in whatever process it is."""
+    """Run one job with one thread, in whichever process."""
     with one_thread():
         trial = Trial(job.settings, values_of(fit(**job.settings, repeat=job.repeat)), job.repeat)
     if folder is not None:
@@ -105,7 +106,7 @@ def _run(fit: Fit, job: Job, folder: JobFolder | None) -> tuple[str, Trial]:
 
 
 def values_of(outcome: object) -> dict[str, float]:
-    """The values of a trial, the evidence first: from a number, a mapping with "evidence", or a GP."""
+    """The values of a trial, evidence first, from a number, a mapping with "evidence", or a GP."""
     if isinstance(outcome, GaussianProcess):
         return {EVIDENCE: outcome.evidence().value}
     if isinstance(outcome, Mapping) and EVIDENCE in outcome:
@@ -113,6 +114,6 @@ def values_of(outcome: object) -> dict[str, float]:
     if isinstance(outcome, int | float) and not isinstance(outcome, bool):
         return {EVIDENCE: float(outcome)}
     raise InputError(
-        "tune: expected the function to return the log evidence: a number, a mapping with the key 'evidence', or the "
+        "tune: expected the function to return the log evidence as a number, a mapping with the key 'evidence', or the "
         f"GaussianProcess of convert; got {outcome!r}."
     )

@@ -1,4 +1,4 @@
-"""One process at a time: a lock that is given back by the system if its process is killed."""
+"""A lock between processes, which the operating system releases if its holder is killed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ except ImportError:  # Windows
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Wait for the lock on the file `path`, which is made and stays there, and hold it inside the block."""
+    """Hold the lock on the file `path`, which is created if necessary, inside the block."""
     with path.open("ab") as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)
-            yield  # closing the file gives it back
+            yield  # closing the file releases it
             return
         _wait_on_windows(file.fileno())
         yield

@@ -1,9 +1,9 @@
-"""Trainings to a minimum: many small networks at once by damped Gauss-Newton steps, one large network by L-BFGS.
+"""Training to a minimum: many small networks at once by damped Gauss-Newton steps, one large network by L-BFGS.
 
     w ← w − (JᵀΛJ + (δ + μ) I)⁻¹ ∇ℓ̄(w),        ∇ℓ̄(w) = Jᵀr + δ w
 
-The damping μ of each network falls where its quadratic model was right and rises where it was not (Levenberg and
-Marquardt, with Nielsen's rule for μ).
+The damping μ of each network decreases where its quadratic model was accurate and increases where it was not
+(Levenberg-Marquardt, with Nielsen's rule for μ).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from dnn2gp.support.progress import track
 from dnn2gp.tune.ensemble import Ensemble, EnsembleCurvature, layout_of, write_weights
 
 _FIRST_DAMPING = 1.0
-# Up to this many weights a dense matrix of them is factorised in every step.
+# Up to this many weights, every step factorises a dense matrix over them.
 _DENSE = 1500
-# A step that would lower the loss by less, in nats, is not worth taking.
+# Training ends when a step would lower the loss by less than this, in nats.
 _NOTHING = 1e-9
-# A damping above this moves no weight of a float64 network any more: the training rests where it is.
+# Above this damping, no weight of a float64 network changes any more.
 _LAST_DAMPING = 1e14
 
 
 @dataclass(frozen=True, eq=False)
 class Minima:
-    """Where the trainings of an ensemble ended."""
+    """The end points of the trainings of an ensemble."""
 
     weights: Float[Tensor, "B P"]
     loss: Float[Tensor, " B"]
@@ -42,7 +42,7 @@ class Minima:
     relative_gradient: Float[Tensor, " B"]
     """‖∇ℓ̄‖ / (‖Jᵀr‖ + ‖δw‖): 0 at a minimum, up to 1 elsewhere."""
     iterations: int
-    """Of the slowest."""
+    """Steps of the slowest member."""
 
     @property
     def best(self) -> int:
@@ -59,17 +59,17 @@ def minimise(
     damping: float = _FIRST_DAMPING,
     max_iterations: int = 500,
 ) -> Minima:
-    """Train every member from its `weights` until its relative gradient is below `tolerance`.
+    """Train every member from its weights until its relative gradient is below `tolerance`.
 
-    gain     or until a Gauss-Newton step without damping would lower the loss of the member by less than this
-    damping  the first μ: small where the weights are near a minimum already
+    gain     stop earlier if an undamped Gauss-Newton step would lower the loss of the member by less than this
+    damping  the initial μ; small if the weights are already near a minimum
     """
     size = ensemble.layout.num_weights
     require(
         4 * 8 * ensemble.size * size**2,
         default_budget(),
         f"Training {ensemble.size} networks of {size:,} weights by Gauss-Newton steps",
-        "Take a smaller network (width, depth) or fewer restarts.",
+        "Use a smaller network (width, depth) or fewer restarts.",
     )
     state = _Progress.start(ensemble, weights.double(), gain, damping)
     for iteration in track(range(max_iterations), "training to a minimum", total=max_iterations):
@@ -81,9 +81,9 @@ def minimise(
 
 
 def train_to_minimum(network: nn.Module, data: Data, likelihood: Likelihood, prior_precision: Tensor) -> None:
-    """Train the module in place from its weights to a minimum of Σᵢ ℓᵢ(w) + ½ wᵀ diag(δ) w, in eval mode.
+    """Train the module in place, in eval mode, to a minimum of Σᵢ ℓᵢ(w) + ½ wᵀ diag(δ) w.
 
-    By Gauss-Newton steps up to 1500 weights, where torch can batch the network's Jacobians; else by L-BFGS.
+    Uses Gauss-Newton steps up to 1500 weights if torch can batch the network's Jacobians, and L-BFGS otherwise.
     """
     layout, inputs = layout_of(network), data.inputs
     if layout.num_weights <= _DENSE and isinstance(inputs, Tensor) and inputs.is_floating_point():
@@ -99,7 +99,7 @@ def train_to_minimum(network: nn.Module, data: Data, likelihood: Likelihood, pri
 
 
 def _lbfgs(network: nn.Module, data: Data, likelihood: Likelihood, prior_precision: Tensor) -> None:
-    """scipy's L-BFGS, with losses and gradients of the network in its own dtype."""
+    """SciPy's L-BFGS, with losses and gradients in the dtype of the network."""
     import scipy.optimize  # takes a while to import
 
     function = Network(network, data.inputs)
@@ -117,12 +117,12 @@ def _lbfgs(network: nn.Module, data: Data, likelihood: Likelihood, prior_precisi
     first = function.weights.double().cpu().numpy()
     found = scipy.optimize.minimize(loss, first, jac=True, method="L-BFGS-B", options=options)
     if not np.isfinite(found.fun):
-        raise DivergedError(f"The loss is {found.fun} after training by L-BFGS: the weights are left as they were.")
+        raise DivergedError(f"The loss is {found.fun} after training by L-BFGS; the weights are unchanged.")
     write_weights(network, torch.from_numpy(found.x))
 
 
 class _Progress:
-    """Weights, curvature and damping of all members; a step changes those of the active ones."""
+    """The weights, curvature and damping of all members; a step changes those of the active ones."""
 
     def __init__(
         self,
@@ -143,24 +143,24 @@ class _Progress:
         self.damping, self.growth = damping, growth
         self.gain = torch.zeros_like(damping) if gain is None else gain
         self.near = torch.zeros_like(damping, dtype=torch.bool)
-        """Members that have next to nothing to gain."""
+        """Members with next to nothing left to gain."""
 
     @staticmethod
     def start(ensemble: Ensemble, weights: Tensor, gain: Tensor | None, damping: float) -> _Progress:
         loss = ensemble.loss(weights)
         if not loss.isfinite().all():
             member = int((~loss.isfinite()).nonzero()[0])
-            raise DivergedError(f"The loss of member {member} is {loss[member].item()} at its first weights.")
+            raise DivergedError(f"The loss of member {member} is {loss[member].item()} at its initial weights.")
         curvature = ensemble.curvature(weights)
         ones = torch.ones(len(weights), dtype=torch.float64)
         return _Progress(ensemble, weights.clone(), loss, curvature, gain, damping * ones, 2 * ones)
 
     def active(self, tolerance: float) -> Tensor:
-        """The members that are not yet at a minimum, nor stuck."""
+        """The members that are neither at a minimum nor stuck."""
         return ((self.relative > tolerance) & (self.damping < _LAST_DAMPING) & ~self.near).nonzero()[:, 0]
 
     def step(self, active: Tensor) -> None:
-        """One damped Gauss-Newton step of each active member; a step that does not lower the loss is taken back."""
+        """One damped Gauss-Newton step of each active member; steps that do not lower the loss are undone."""
         members = self.ensemble.take(active)
         weights, gradient, damping = self.weights[active], self.gradient[active], self.damping[active]
         precision = self.matrix[active]

@@ -1,4 +1,4 @@
-"""How `tune.study` works with Optuna: a journal on disk, seeds by the trials before, dead trials given up."""
+"""The Optuna part of `tune.study`: a journal on disk, one seed per trial, and recovery of killed trials."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dnn2gp.tune.one_thread import one_thread
 _NAME = "evidence"
 _OWNER, _VALUES = "process", "values"
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
-# Seconds between two looks at the trials of other processes.
+# Seconds between two checks of the trials of other processes.
 _PAUSE = 0.1
 
 
@@ -39,7 +39,7 @@ def run_study(
     seed: int,
     sampler: Callable[[int], optuna.samplers.BaseSampler] | None,
 ) -> TuningResult:
-    """`tune.study`, its arguments checked; `path` is the journal of the study, or None for one in memory."""
+    """`tune.study` after its checks; `path` is the journal of the study, or None for a study in memory."""
     worker = _Worker(objective, num_trials, seed, sampler or _tpe, path)
     with _quiet():
         if num_jobs == 1:
@@ -49,7 +49,7 @@ def run_study(
 
 
 class _Worker:
-    """One process at work on a study."""
+    """One process that works on a study."""
 
     def __init__(
         self,
@@ -62,19 +62,19 @@ class _Worker:
         self.objective, self.num_trials, self.seed, self.sampler, self.path = objective, num_trials, seed, sampler, path
 
     def open(self) -> optuna.Study:
-        """The study, made if it is not there."""
+        """The study, created if it does not exist."""
         storage: BaseStorage = (
             InMemoryStorage() if self.path is None else JournalStorage(JournalFileBackend(str(self.path)))
         )
         return optuna.create_study(storage=storage, study_name=_NAME, direction="maximize", load_if_exists=True)
 
     def work(self) -> None:
-        """`run`, where nothing is to be sent back."""
+        """`run` without a result, for worker processes."""
         with _quiet():
             self.run()
 
     def run(self) -> optuna.Study:
-        """Trials, until as many have ended as were asked for; those of other processes are waited for."""
+        """Run trials until enough of them have ended; waits for those of other processes."""
         opened = self.open()
         with bar("tuning", self.num_trials, len(_ended(opened))) as advance:
             while True:
@@ -88,7 +88,7 @@ class _Worker:
                     time.sleep(_PAUSE)
 
     def _begun(self, opened: optuna.Study) -> optuna.Trial | None:
-        """The next trial, if there is one to begin that no other process has begun."""
+        """The next trial, unless enough have ended or are running."""
         with self._alone():
             _give_up_dead(opened)
             busy = opened.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
@@ -115,7 +115,7 @@ class _Worker:
             raise
         trial.set_user_attr(_VALUES, values)
         evidence = values["evidence"]
-        opened.tell(trial, evidence if isfinite(evidence) else -inf)  # NaN would not count, and be tried for ever
+        opened.tell(trial, evidence if isfinite(evidence) else -inf)  # NaN would not count: no end
 
 
 def _tpe(seed: int) -> optuna.samplers.BaseSampler:
@@ -140,9 +140,9 @@ def _this_process() -> list[object]:
 
 
 def _give_up_dead(opened: optuna.Study) -> None:
-    """Trials whose process on this machine is gone will never be finished: they make room for others.
+    """Mark trials as failed if their process on this machine is gone, so that others can take their place.
 
-    Called with the lock, in which trials get their owner: one without was killed in between.
+    Called with the lock, under which trials get their owner: a process of a trial without one was killed in between.
     """
     for trial in opened.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         host, process, started = trial.user_attrs.get(_OWNER, [socket.gethostname(), -1, 0.0])
@@ -164,7 +164,7 @@ def _result(opened: optuna.Study) -> TuningResult:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Optuna's own messages kept down to warnings, for the duration."""
+    """Suppress Optuna's messages below warnings inside the block."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""The present choice of δ and σ while a network is tuned: one number each, or one a layer and one an output."""
+"""The present δ and σ while a network is tuned: one number each, or one δ per layer and one σ per output."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dnn2gp.support.errors import InputError, NotAMinimumWarning
 from dnn2gp.tune.ensemble import layout_of
 from dnn2gp.weights.priors import PriorPrecision, expand_precision
 
-# An open σ begins at this share of the spread of the targets.
+# The initial value of an open σ, relative to the standard deviation of the targets.
 _FIRST_NOISE = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class PriorChoice:
-    """δ as one number or one a layer, σ as one number or one an output, and what was tried so far."""
+    """δ (one number, or one per layer), σ (one number, or one per output), and the trials so far."""
 
     layout: Layout
     precision: Float[Tensor, " *L"]
@@ -35,7 +35,7 @@ class PriorChoice:
     noise: bool
     """Whether σ is tuned."""
     unit: float
-    """The spread of the targets: σ is looked for from 1e-4 to 1e4 of it."""
+    """The standard deviation of the targets; σ is searched between 1e-4 and 1e4 times this."""
     per_output: bool
     trials: tuple[Trial, ...] = ()
 
@@ -48,17 +48,17 @@ class PriorChoice:
         per_layer: bool,
         per_output: bool,
     ) -> PriorChoice:
-        """Where tuning begins."""
+        """The starting point of a tuning."""
         if not isinstance(likelihood, Likelihood):
             raise InputError(f"likelihood: expected an instance, e.g. GaussianLikelihood(); got {likelihood!r}.")
         if per_output and not likelihood.is_open:
-            raise InputError("per_output: a σ for each output is tuned with GaussianLikelihood(), its σ left open.")
+            raise InputError("per_output: expected GaussianLikelihood(), with σ open, to tune one σ per output.")
         layout, targets = layout_of(network), data.targets
         like = torch.zeros((), dtype=torch.float64)
         each = expand_precision(prior_precision, layout, like)
         layers = torch.stack([each[layout.ranges[layout.names[group[0]]]][0] for group in layout.layers.values()])
         if not torch.equal(layout.expand(layers), each) or (not per_layer and bool((each != each[0]).any())):
-            raise InputError("prior_precision: expected one number to begin with, or with per_layer=True one a layer.")
+            raise InputError("prior_precision: expected one initial number or, with per_layer=True, one per layer.")
         unit = spread(targets) if likelihood.is_open else 1.0
         if likelihood.is_open:
             outputs = targets.shape[1] if targets.ndim > 1 else 1
@@ -85,13 +85,13 @@ class PriorChoice:
         return found
 
     def converted(self, network: nn.Module, data: Data) -> GaussianProcess:
-        """The GP of the network with this choice; that it is at no minimum yet is not worth a warning here."""
+        """The GP of the network with this δ and σ; does not warn that the network is not at a minimum yet."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotAMinimumWarning)
             return convert(network, (data.inputs, data.targets), self.likelihood, self.of_weights)
 
     def improved(self, gp: GaussianProcess) -> PriorChoice:
-        """That of the largest evidence at the features of the GP, which was made with this one."""
+        """The δ and σ with the largest evidence at the features of a GP that was made with these."""
         best = self._function(gp).maximise(noise=self.noise, bounds=RANGE)
         values = {
             EVIDENCE: gp.evidence().value,
@@ -102,7 +102,7 @@ class PriorChoice:
         return replace(self._moved(best), trials=(*self.trials, trial))
 
     def notes(self) -> tuple[str, ...]:
-        """What the evidence says against the network, in words."""
+        """Signs that the network does not suit the data, in words."""
         low, high = (self.precision.min().item(), self.precision.max().item())
         found = []
         if low <= RANGE[0] * (1 + 1e-6) or high >= RANGE[1] * (1 - 1e-6):
@@ -116,7 +116,7 @@ class PriorChoice:
         return tuple(found)
 
     def toward(self, other: PriorChoice, share: float) -> PriorChoice:
-        """This share of the way to another one, along log δ and log σ."""
+        """A point between this and another choice, along log δ and log σ."""
         likelihood = self.likelihood
         if isinstance(likelihood, GaussianLikelihood) and isinstance(other.likelihood, GaussianLikelihood):
             likelihood = GaussianLikelihood(likelihood.sigma * (other.likelihood.sigma / likelihood.sigma) ** share)

@@ -1,4 +1,4 @@
-"""An Optuna study that maximises the evidence: width, depth, learning rate, or any function of a trial."""
+"""Tuning by an Optuna study that maximises the evidence over width, depth, learning rate, or anything else."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def study(
 ) -> TuningResult:
     """Maximise the evidence that `objective(trial)` returns (a number, a mapping with "evidence", or a GP).
 
-    objective   of an `optuna.Trial`: trial.suggest_int("width", 1, 50), …
-    num_trials  finished trials in all, those of an earlier run included
-    folder      where the study is kept, trial by trial; `resume` goes on with it, and so may other processes meanwhile
-    num_jobs    processes on this machine that work on the study together, each with one thread
-    sampler     seed → an Optuna sampler; by default TPE. A trial's seed depends on `seed` and on how many trials were
-                begun before, so that a study that was killed goes on as if it had not been
-    purpose     what the study is of (data, ranges, a version of the objective): a folder with another one is not gone
-                on with. The objective itself is not compared
+    objective   a function of an `optuna.Trial`: trial.suggest_int("width", 1, 50), …
+    num_trials  the total number of finished trials, including those of an earlier run
+    folder      where the study is stored, trial by trial; `resume` continues it, and other processes may join it
+    num_jobs    processes on this machine that share the study, each with one thread
+    sampler     seed → an Optuna sampler; by default TPE. The seed of a trial depends on `seed` and on the number of
+                trials before it, so a study that was killed continues as if it had not been
+    purpose     what the results depend on (data, ranges, a version of the objective); resuming in a folder with a
+                different purpose is refused. The objective itself is not compared
 
-    A trial that is pruned (`optuna.TrialPruned`) counts, and so does one whose evidence is not finite.
+    Pruned trials (`optuna.TrialPruned`) count, and so do trials whose evidence is not finite.
     """
     if not callable(objective):
         raise InputError(f"objective: expected a function of an Optuna trial; got {objective!r}.")
@@ -47,12 +47,12 @@ def study(
         raise InputError(f"expected num_trials ≥ 1 and num_jobs ≥ 1; got {num_trials} and {num_jobs}.")
     path = None if folder is None else Path(folder) / _FILE
     if resume and path is None:
-        raise InputError("resume: expected a folder to go on in (folder=); got none.")
+        raise InputError("resume: expected a folder to resume from (folder=); got none.")
     if path is None and num_jobs > 1:
-        raise InputError("folder: several processes meet in a folder; give one, or take num_jobs=1.")
+        raise InputError("folder: expected a folder that the processes share, or num_jobs=1; got none.")
     if path is not None:
         if path.exists() and not resume:
-            raise InputError(f"{path} holds an earlier study. Go on with it (resume=True), or take another folder.")
+            raise InputError(f"{path} holds an earlier study. Continue it (resume=True), or choose another folder.")
         keep_purpose(path.parent, {"seed": seed, **(purpose or {})}, resume=resume)
     with needs_extra("tune", "tune.study"):
         from dnn2gp.tune.optuna_study import run_study  # Optuna takes a while to import

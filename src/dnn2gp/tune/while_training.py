@@ -1,4 +1,4 @@
-"""δ and σ by the evidence in a training loop of one's own, every few epochs."""
+"""Tuning δ and σ by the evidence every few epochs of your own training loop."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from dnn2gp.weights.priors import PriorPrecision
 
 
 class WhileTraining:
-    """Tunes δ, and the σ of a GaussianLikelihood(), on the network as it is at some epochs of its training.
+    """Tunes δ, and the σ of a GaussianLikelihood(), at the present weights, at some epochs of a training.
 
         tuner = WhileTraining(network, (x, y), GaussianLikelihood(), start=50, every=10)
         for epoch in range(500):
             loss = tuner.likelihood.loss(network(x), y).sum() + tuner.penalty()
-            ...  # backward and step, as ever; for a batch of n of N examples multiply the sum of losses by N/n
+            ...  # backward and step as usual; with a batch of n of N examples, multiply the summed loss by N/n
             tuner.update(epoch)
 
-    start, every  the first epoch that tunes, and how many lie between two that do
-    per_layer     one δ for each layer; per_output: one σ for each output
+    start, every  tune at the epochs start, start + every, …
+    per_layer     one δ per layer; per_output: one σ per output
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class WhileTraining:
 
     @property
     def likelihood(self) -> Likelihood:
-        """With the present σ."""
+        """The likelihood with the present σ."""
         return self._choice.likelihood
 
     @property
@@ -55,7 +55,7 @@ class WhileTraining:
         return self._choice.precision
 
     def penalty(self) -> Float[Tensor, ""]:
-        """½ Σ δ w², of the weights as they are: to be added to the loss of *all* data, and differentiated with it."""
+        """½ Σ δ w² at the present weights, differentiable, to be added to the loss summed over *all* data."""
         named = {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
         deltas = self._choice.of_weights.split(self._choice.layout.sizes)
         parts = [
@@ -65,7 +65,7 @@ class WhileTraining:
         return 0.5 * torch.stack(parts).sum()
 
     def update(self, epoch: int) -> bool:
-        """Tune, if this epoch is one that does; whether it was."""
+        """Tune if this is one of the chosen epochs, and return whether it was."""
         if epoch < self.start or (epoch - self.start) % self.every:
             return False
         gp = self._choice.converted(self.network, self.data)
@@ -73,7 +73,7 @@ class WhileTraining:
         return True
 
     def result(self) -> TuningResult:
-        """What was tried so far, and the GP of the network as it is now with the present δ and σ."""
+        """The trials so far, and the GP of the present network with the present δ and σ."""
         gp = self._choice.converted(self.network, self.data)
         trials = self._choice.improved(gp).trials
         return TuningResult("while training", trials, trials[-1].settings, trials[-1].evidence, gp=gp)
