@@ -20,7 +20,7 @@ from dnn2gp.optim.optimizer import OnlineNewtonOptimizer
 from dnn2gp.paper.datasets import Images, load_images
 from dnn2gp.paper.figure_kind import Workspace
 from dnn2gp.paper.training.config import TrainConfig
-from dnn2gp.paper.training.job import Training
+from dnn2gp.paper.training.training import Training
 from dnn2gp.support.errors import FileFormatError, InputError, NotAMinimumWarning
 from dnn2gp.weights.structures import Diagonal
 

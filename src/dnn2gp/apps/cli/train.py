@@ -91,4 +91,4 @@ def train(
         chosen = {name: value for name, value in given.items() if value is not None}
         config = job.TrainConfig.preset(preset.value)
         config = replace(config, data=data, method=optimizer.value, out=out, seed=seed, **chosen)
-        job.run(config, Console(), beside=tuple(method.value for method in compare or ()), resume=resume)
+        job.run(config, Console(), compare=tuple(method.value for method in compare or ()), resume=resume)

@@ -1,4 +1,4 @@
-"""`dnn2gp train`: a network of the paper on its data, by an online-Newton method or by Adam, in one command."""
+"""`dnn2gp train`: train LeNet-5 on the paper's images by VOGN, OGN or Adam with one command."""
 
 from dnn2gp.paper.training.config import TrainConfig
 from dnn2gp.paper.training.job import TrainResult, run

@@ -1,282 +1,72 @@
-"""The job: train with checkpoints, measure on the test set, print one table."""
+"""`dnn2gp train`: train by one or several methods, score them on the test set, print one table."""
 
 from __future__ import annotations
 
 import json
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from math import cos, pi
 from pathlib import Path
-from typing import Any
-from zlib import crc32
 
-import torch
-from jaxtyping import Float
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from dnn2gp.inference.metrics import accuracy, ece, nll
-from dnn2gp.likelihoods import CategoricalLikelihood
-from dnn2gp.optim.checkpoints import load_checkpoint, save_checkpoint
-from dnn2gp.optim.methods import OGN, VOGN
-from dnn2gp.optim.optimizer import OnlineNewtonOptimizer
-from dnn2gp.paper.datasets import Images, load_images
-from dnn2gp.paper.networks import lenet5
+from dnn2gp.paper.datasets import load_images
 from dnn2gp.paper.training.config import TrainConfig
-from dnn2gp.support.errors import DivergedError, InputError
+from dnn2gp.paper.training.training import CHECKPOINT, Score, Training
+from dnn2gp.support.errors import InputError
 from dnn2gp.support.files import write_text
-from dnn2gp.support.progress import show_progress, track
-
-_CHUNK = 1000
-_CHECKPOINT = "checkpoint.safetensors"
-
-
-@dataclass(frozen=True)
-class Score:
-    """How one way of predicting does on the test set."""
-
-    method: str
-    prediction: str
-    accuracy: float
-    nll: float
-    ece: float
-    seconds: float
-    """Of the training."""
+from dnn2gp.support.progress import show_progress
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """One row a way of predicting; the checkpoint of each method."""
+    """One score per way of predicting."""
 
     scores: tuple[Score, ...]
-    checkpoints: tuple[Path, ...]
 
 
 def run(
-    config: TrainConfig, console: Console | None = None, *, beside: tuple[str, ...] = (), resume: bool = False
+    config: TrainConfig, console: Console | None = None, *, compare: tuple[str, ...] = (), resume: bool = False
 ) -> TrainResult:
-    """Train by `config.method` and those `beside` it, for the same epochs; measure, print, write results.json."""
+    """Train by `config.method` and those in `compare`, for the same epochs; print a table, write results.json."""
     console = console or Console()
-    if len({config.method, *beside}) != 1 + len(beside):
-        raise InputError(f"beside: expected methods other than {config.method}, once each; got {', '.join(beside)}.")
-    configs = [config, *(config.beside(method) for method in beside)]
+    if len({config.method, *compare}) != 1 + len(compare):
+        raise InputError(f"compare: expected methods other than {config.method}, once each; got {', '.join(compare)}.")
+    configs = [config, *(config.with_method(method) for method in compare)]
     for each in configs:
         each.check()
-        if not resume and (each.folder / _CHECKPOINT).exists():
+        if not resume and (each.folder / CHECKPOINT).exists():
             raise InputError(
-                f"{each.folder / _CHECKPOINT} is there already, from another training. Go on from it with --resume, or "
+                f"{each.folder / CHECKPOINT} already exists, from another training. Continue it with --resume, or "
                 "choose another folder (--out)."
             )
     for each in configs:
         try:
             each.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"Cannot make the folder {each.folder}: {error.strerror}. Choose another.") from error
+            raise InputError(
+                f"Cannot create the folder {each.folder}: {error.strerror}. Choose another (--out)."
+            ) from error
     images = load_images(config.data)
     scores: list[Score] = []
     with show_progress():
         for each in configs:
             training = Training(each, images, resume=resume)
             if resume and not training.path.exists():
-                console.print(f"{training.path} is not there: {each.method} starts from the beginning.")
+                console.print(f"{training.path} does not exist: {each.method} starts from the beginning.")
             try:
                 training.run()
             except KeyboardInterrupt:
-                console.print(f"Stopped. {training.path} holds the training as it is: go on with --resume.")
+                console.print(f"Stopped. {training.path} holds the present state: continue with --resume.")
                 raise
             scores += training.scores()
     console.print(table(scores))
     text = json.dumps({"scores": [asdict(score) for score in scores], "config": _plain(config)}, indent=2)
     write_text(config.out / "results.json", text)
-    return TrainResult(tuple(scores), tuple(each.folder / _CHECKPOINT for each in configs))
-
-
-class Training:
-    """One network, one method, and where it stands: epoch, batch, seconds."""
-
-    def __init__(self, config: TrainConfig, images: Images, *, resume: bool) -> None:
-        self.config, self.images = config, images
-        count = len(images.train_labels) if config.num_train is None else config.num_train
-        self.inputs, self.labels = images.train_images[:count], images.train_labels[:count]
-        _, channels, side, _ = images.train_images.shape
-        self.network = lenet5(len(images.classes) or 10, channels, side, config.seed)
-        self.optimizer = self._optimizer()
-        self.epoch, self.batch, self.seconds = 0, 0, 0.0
-        self.path = config.folder / _CHECKPOINT
-        if resume and self.path.exists():
-            self._resume()
-
-    @property
-    def batches(self) -> int:
-        """Batches of an epoch; the last one may be smaller."""
-        return -(-len(self.labels) // self.config.batch_size)
-
-    def run(self) -> None:
-        """Train to the end, with a checkpoint every few seconds, at the end of every epoch, and on Ctrl-C."""
-        with interrupts_noted() as noted:
-            self._run(noted)
-
-    def _run(self, noted: threading.Event) -> None:
-        begin, saved = time.perf_counter() - self.seconds, time.perf_counter()
-        total, done = self.config.epochs * self.batches, self.epoch * self.batches + self.batch
-        steps = track(range(done, total), f"training: {self.config.method}", total=total - done)
-        order = self._order()
-        for position in steps:
-            chosen = order[self.batch * self.config.batch_size : (self.batch + 1) * self.config.batch_size]
-            try:
-                self._step(self._seen(self.inputs[chosen], position), self.labels[chosen], position / total)
-            except DivergedError:
-                self._save()  # the state before this step
-                raise
-            self.batch += 1
-            if self.batch == self.batches:
-                self.epoch, self.batch = self.epoch + 1, 0
-                order = self._order()
-            now = time.perf_counter()
-            if noted.is_set() or self.batch == 0 or now - saved >= self.config.checkpoint_seconds:
-                self.seconds = now - begin
-                self._save()
-                saved = time.perf_counter()
-            if noted.is_set():
-                raise KeyboardInterrupt
-
-    def scores(self) -> list[Score]:
-        """The network at the mean; for VOGN and OGN also the average over networks drawn from q."""
-        found = [self.score_at_the_mean()]
-        if isinstance(self.optimizer, OnlineNewtonOptimizer):
-            averaged = f"average of {self.config.networks} networks ~ q"
-            found.append(self._score(averaged, self._sampled(self.optimizer)))
-        return found
-
-    def score_at_the_mean(self) -> Score:
-        """Of the network with the weights that it has."""
-        return self._score("network at the mean", self._probabilities(self.network))
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        config, count = self.config, len(self.labels)
-        if config.method == "adam":
-            decay = config.prior_precision * config.temperature / count
-            return torch.optim.Adam(self.network.parameters(), lr=config.rate, weight_decay=decay)
-        kind: Callable[..., OnlineNewtonOptimizer] = VOGN if config.method == "vogn" else OGN
-        samples = config.num_samples if config.method == "vogn" else None
-        first = count / (10 * config.temperature) if config.initial_precision is None else config.initial_precision
-        return kind(
-            self.network,
-            CategoricalLikelihood(),
-            count,
-            lr=config.rate,
-            precision_lr=self._precision_rate(),
-            prior_precision=config.prior_precision,
-            initial_precision=first,
-            temperature=config.temperature,
-            momentum=config.momentum,
-            seed=config.seed,
-            num_samples=samples,
-        )
-
-    def _precision_rate(self) -> float:
-        steps = self.config.epochs * self.batches
-        return min(1e-3, 6 / steps) if self.config.precision_lr is None else self.config.precision_lr
-
-    def _step(self, inputs: Tensor, labels: Tensor, progress: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.rate * (0.01 + 0.99 * 0.5 * (1 + cos(pi * progress)))
-        if isinstance(self.optimizer, OnlineNewtonOptimizer):
-            self.optimizer.step(inputs, labels)
-            return
-        self.optimizer.zero_grad()
-        cross_entropy(self.network(inputs), labels).backward()
-        self.optimizer.step()
-
-    def _seen(self, inputs: Float[Tensor, "n C H W"], position: int) -> Float[Tensor, "n C H W"]:
-        """The images of a batch; some of them turned left to right, by seed and position alone."""
-        if not self.config.flip:
-            return inputs
-        generator = torch.Generator().manual_seed(2**40 + 1_000_003 * self.config.seed + position)
-        turned = torch.rand(len(inputs), 1, 1, 1, generator=generator) < 0.5
-        return torch.where(turned, inputs.flip(3), inputs)
-
-    def _order(self) -> Tensor:
-        """The examples of this epoch in an order that depends on the seed and the epoch alone."""
-        generator = torch.Generator().manual_seed(1_000_003 * self.config.seed + self.epoch)
-        return torch.randperm(len(self.labels), generator=generator)
-
-    def _save(self) -> None:
-        tree: dict[str, Any] = {
-            "config": self._fingerprint,
-            "network": dict(self.network.state_dict()),
-            "optimizer": self.optimizer.state_dict(),
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "seconds": self.seconds,
-        }
-        save_checkpoint(self.path, tree)
-
-    def _resume(self) -> None:
-        tree = load_checkpoint(self.path)
-        own, kept = self._fingerprint, tree.get("config", {})
-        if kept != own:
-            differing = [name for name, value in own.items() if kept.get(name) != value]
-            raise InputError(
-                f"{self.path} is of another training (other {', '.join(differing)}). Resume with the settings it had, "
-                "or choose another folder (--out)."
-            )
-        self.network.load_state_dict(tree["network"])
-        self.optimizer.load_state_dict(tree["optimizer"])
-        self.epoch, self.batch, self.seconds = tree["epoch"], tree["batch"], tree["seconds"]
-
-    @cached_property
-    def _fingerprint(self) -> dict[str, object]:
-        """All that the weights depend on, the images themselves included."""
-        content = crc32(self.labels.contiguous().numpy().data, crc32(self.inputs.contiguous().numpy().data))
-        return {**self.config.fingerprint(), "images": content}
-
-    def _probabilities(self, network: Callable[[Tensor], Tensor]) -> Float[Tensor, "N K"]:
-        with torch.no_grad():
-            return torch.cat([network(part).softmax(-1) for part in self.images.test_images.split(_CHUNK)])
-
-    def _sampled(self, optimizer: OnlineNewtonOptimizer) -> Float[Tensor, "N K"]:
-        """(1/S) Σ_s softmax f_{w_s}(x), w_s ~ q: the DNN-VI baseline."""
-        parts = self.images.test_images.split(_CHUNK)
-        seed, count = self.config.seed, self.config.networks
-        found = [optimizer.sample_network(part, count, torch.Generator().manual_seed(seed)).mean for part in parts]
-        return torch.cat(found)
-
-    def _score(self, prediction: str, probabilities: Float[Tensor, "N K"]) -> Score:
-        labels = self.images.test_labels
-        values = accuracy(probabilities, labels), nll(probabilities, labels), ece(probabilities, labels)
-        return Score(self.config.method, prediction, *values, self.seconds)
-
-
-@contextmanager
-def interrupts_noted() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event, so that a step is finished first; a second one interrupts at once, as ever."""
-    noted = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_IGN):
-        yield noted  # signals are not ours to handle, or are ignored, as in a background job
-        return
-
-    def note(number: int, frame: object) -> None:
-        noted.set()
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield noted
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return TrainResult(tuple(scores))
 
 
 def table(scores: list[Score]) -> Table:
-    """One row a way of predicting."""
+    """One row per way of predicting."""
     result = Table(title="Test set")
     for name, justify in (("method", "left"), ("prediction", "left"), ("accuracy", "right"), ("NLL", "right")):
         result.add_column(name, justify=justify)  # pyright: ignore[reportArgumentType]
