@@ -57,10 +57,10 @@ def test_images(digits: Path) -> None:
     assert images.train_images.max() == 1
     assert images.test_labels.dtype == torch.int64
     (digits / "mnist.npz").write_bytes((digits / "mnist.npz").read_bytes()[:1000])
-    with pytest.raises(FileFormatError, match="not a whole set of images"):
+    with pytest.raises(FileFormatError, match="set of images"):
         load_images("mnist")
     (digits / "mnist.npz").write_bytes(b"no archive at all")
-    with pytest.raises(FileFormatError, match="it is no npz file") as caught:
+    with pytest.raises(FileFormatError, match="npz") as caught:
         load_images("mnist")
     assert "pickle" not in str(caught.value)  # numpy's advice
     np.savez(digits / "mnist.npz", **{key: np.zeros((2, 3)) for key in ("x_train", "y_train", "x_test", "y_test")})
@@ -88,11 +88,11 @@ def test_download(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda *_, **__: (np.zeros((count, 784)), np.array(["3"] * count))
 
     monkeypatch.setattr("dnn2gp.paper.datasets.images.fetch_openml", sent(100))
-    with pytest.raises(FileFormatError, match="sent 100 images"):
+    with pytest.raises(FileFormatError, match="mnist: expected"):
         load_images("mnist")
     assert list(digits.iterdir()) == []
     monkeypatch.setattr("dnn2gp.paper.datasets.images.fetch_openml", sent(70_000))
-    with pytest.raises(FileFormatError, match="another checksum"):
+    with pytest.raises(FileFormatError, match="checksum"):
         load_images("mnist")
     assert list(digits.iterdir()) == []
     arrays = [np.zeros((count, *shape), np.uint8) + value for count in (60_000, 10_000) for shape, value in _EMPTY]
@@ -144,7 +144,7 @@ def test_fresh_draws_are_those_of_the_paper_in_kind():
 def test_data_that_are_not_there_or_damaged(tmp_path, monkeypatch):
     monkeypatch.setenv("DNN2GP_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert "drawn afresh" in synthetic_draws(2).source
+    assert "new draws" in synthetic_draws(2).source
     (tmp_path / "synthetic_regression.npz").write_bytes(b"nothing")
     with pytest.raises(FileFormatError, match="is not an npz file with the arrays"):
         synthetic_draws()
@@ -154,7 +154,7 @@ def test_data_that_are_not_there_or_damaged(tmp_path, monkeypatch):
     one = {"x_train": np.zeros((1, 5, 11)), "y_train": np.zeros((1, 5)), "x_test": np.zeros((1, 2, 11))}
     np.savez(tmp_path / "wine_splits_standardised.npz", **one, y_test=np.zeros((1, 2)), y_scale=np.ones(1))
     assert wine_splits(1).count == 1
-    with pytest.raises(InputError, match="has 1 splits; 3 were asked for"):
+    with pytest.raises(InputError, match="count"):
         wine_splits(3)
     (tmp_path / "wine_splits_standardised.npz").unlink()
     (tmp_path / "winequality-red.csv").write_text("a;b\n1;2\n")
@@ -213,7 +213,7 @@ def test_snelson_is_downloaded_whole_or_not_at_all(
     elsewhere = tmp_path_factory.mktemp("source")
     numbers = "\n".join(f"{value:.7e}" for value in np.random.default_rng(0).normal(size=200))
     monkeypatch.setattr(snelson_module, "_URL", served(elsewhere, numbers, numbers))
-    with pytest.raises(InputError, match=r"is not it \(SHA-256 .*Put snelson/train_inputs and"):
+    with pytest.raises(InputError, match=r"SHA-256 .*Put snelson/train_inputs and"):
         load_snelson()
     assert list(empty.iterdir()) == []
     known = download.sha256(snelson_module._canonical(numbers.encode())).hexdigest()
@@ -225,7 +225,7 @@ def test_snelson_is_downloaded_whole_or_not_at_all(
     with pytest.raises(FileFormatError, match="expected 200 numbers"):
         load_snelson()
     (empty / "snelson" / "train_inputs").write_text("one\n")
-    with pytest.raises(FileFormatError, match="expected one number a line"):
+    with pytest.raises(FileFormatError, match="one number per line"):
         load_snelson()
 
 

@@ -1,4 +1,4 @@
-"""Data of the paper: read from a folder, else downloaded from the public source, whole or not at all."""
+"""The paper's data sets: read from a folder, or downloaded atomically from their public source."""
 
 from dnn2gp.paper.datasets.images import Images, load_images
 from dnn2gp.paper.datasets.snelson import load_snelson

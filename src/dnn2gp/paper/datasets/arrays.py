@@ -1,4 +1,4 @@
-"""Arrays of the paper's regressions: read from an npz file in the data folder, each checked for what it must be."""
+"""The arrays of the paper's regressions, read from an npz file in the data folder and checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dnn2gp.support.errors import FileFormatError
 
 
 def read_arrays(path: Path, shapes: Mapping[str, tuple[int | None, ...]]) -> dict[str, np.ndarray]:
-    """The named arrays as float64; a shape has None where any length will do."""
+    """The named arrays as float64; None in a shape stands for any length."""
     try:
         with np.load(path, allow_pickle=False) as file:
             found = {name: np.asarray(file[name], dtype=np.float64) for name in shapes}

@@ -1,4 +1,4 @@
-"""Files from their public source: with a bar, a checksum, and an error that says what to put where."""
+"""Downloads with a progress bar, a checksum, and errors that say which file to put where."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = 30.0
 
 
 def fetch(url: str, what: str, files: str) -> bytes:
-    """The contents at `url`. `what` is the set that is looked for, `files` those that a user may put in its place."""
+    """The content at `url`. `what` names the data set, and `files` the files that a user may provide instead."""
     try:
         with urlopen(url, timeout=_SECONDS) as answer:
             length = int(answer.headers.get("Content-Length") or 0)
@@ -24,20 +24,20 @@ def fetch(url: str, what: str, files: str) -> bytes:
     except (OSError, HTTPException, ValueError) as error:
         raise missing(what, files, f"the download from {url} failed ({error})") from error
     if length and len(content) != length:
-        raise missing(what, files, f"the download from {url} broke off after {len(content):,} of {length:,} bytes")
+        raise missing(what, files, f"the download from {url} stopped after {len(content):,} of {length:,} bytes")
     return content
 
 
 def check(content: bytes, expected: str, what: str, files: str, source: str) -> None:
-    """Refuse contents with another SHA-256 than is known."""
+    """Raise unless the content has the expected SHA-256."""
     found = sha256(content).hexdigest()
     if found != expected:
-        raise missing(what, files, f"what came from {source} is not it (SHA-256 {found[:16]}…, not {expected[:16]}…)")
+        raise missing(what, files, f"the content of {source} has SHA-256 {found[:16]}…; expected {expected[:16]}…")
 
 
 def missing(what: str, files: str, why: str) -> InputError:
-    """Which file to put where."""
+    """An error that says which files to put where."""
     return InputError(
-        f"{what}: {files} not in {cache_folder()}, and {why}. Put {files} there, or set {VARIABLE} to the folder "
-        "that has it."
+        f"{what}: {files} not found in {cache_folder()}, and {why}. Put {files} there, or set {VARIABLE} to their "
+        "folder."
     )

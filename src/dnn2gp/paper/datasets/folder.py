@@ -1,4 +1,4 @@
-"""Where data lie: the folder in DNN2GP_DATA, then the user's cache."""
+"""The data folder: the one in DNN2GP_DATA, or the user's cache."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ VARIABLE = "DNN2GP_DATA"
 
 
 def cache_folder() -> Path:
-    """Where downloads go: $DNN2GP_DATA, else $XDG_CACHE_HOME/dnn2gp, else ~/.cache/dnn2gp."""
+    """The folder of downloads: $DNN2GP_DATA, else $XDG_CACHE_HOME/dnn2gp, else ~/.cache/dnn2gp."""
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE])
     return _user_cache()
 
 
 def find(name: str) -> Path | None:
-    """The file of this name, in the folder in DNN2GP_DATA or in the user's cache."""
+    """The path of a file in the folder in DNN2GP_DATA or in the user's cache, if it exists."""
     for folder in (cache_folder(), _user_cache()):
         if (folder / name).is_file():
             return folder / name

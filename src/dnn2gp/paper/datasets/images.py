@@ -1,6 +1,6 @@
 """MNIST, Fashion-MNIST and CIFAR-10, from NAME.npz with uint8 arrays x_train, y_train, x_test and y_test.
 
-From OpenML if the file is not there.
+If the file does not exist, it is downloaded from OpenML.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 @dataclass(frozen=True)
 class Source:
-    """Where a set of images comes from, and what it is like."""
+    """Where a set of images comes from, and its sizes and classes."""
 
     openml: str
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Source:
     num_test: int
     classes: tuple[str, ...]
     checksum: str
-    """SHA-256 of all images and labels, training part first."""
+    """SHA-256 of all images and labels, training set first."""
 
 
 _CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
@@ -72,23 +72,23 @@ SOURCES = {
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images in [0, 1], N × C × side × side, and labels, in two parts."""
+    """Training and test images in [0, 1], N × C × H × W, and their labels."""
 
     train_images: Float[Tensor, "N C H W"]
     train_labels: Int[Tensor, " N"]
     test_images: Float[Tensor, "M C H W"]
     test_labels: Int[Tensor, " M"]
     classes: tuple[str, ...] = ()
-    """What the labels stand for."""
+    """The names of the classes."""
 
     def normalised(self, mean: Sequence[float], std: Sequence[float]) -> Images:
-        """(x − mean) / std, channel by channel."""
+        """(x − mean) / std for each channel."""
         centre, scale = (torch.tensor(own)[:, None, None] for own in (mean, std))
         train, test = ((own - centre).div_(scale) for own in (self.train_images, self.test_images))
         return replace(self, train_images=train, test_images=test)
 
     def of_classes(self, chosen: Sequence[int]) -> Images:
-        """Only the examples of some classes, which become 0, 1, … in this order."""
+        """The examples of these classes, relabelled 0, 1, … in this order."""
         table = torch.full((int(self.train_labels.max()) + 1,), -1)
         table[list(chosen)] = torch.arange(len(chosen))
         train, test = table[self.train_labels], table[self.test_labels]
@@ -112,58 +112,58 @@ def _read(path: Path, source: Source) -> list[np.ndarray]:
             arrays = [file[key] for key in _KEYS]
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise FileFormatError(
-            f"{path} is not a whole set of images ({_reason(error)}). Delete it, and it is downloaded anew; or "
-            f"put an npz file with the arrays {', '.join(_KEYS)} there."
+            f"{path} is not a complete set of images ({_reason(error)}). Delete it to download it again, or replace it "
+            f"by an npz file with the arrays {', '.join(_KEYS)}."
         ) from error
     for key, array in zip(_KEYS, arrays, strict=True):
         shape = source.shape if key.startswith("x") else ()
         if array.dtype != np.uint8 or array.shape[1:] != shape or not len(array):
             raise FileFormatError(
                 f"{path}: expected {key} as uint8 of shape (N, {', '.join(map(str, shape))}); got {array.dtype} of "
-                f"shape {array.shape}. Delete the file, and it is downloaded anew."
+                f"shape {array.shape}. Delete the file to download it again."
             )
     return arrays
 
 
 def _reason(error: Exception) -> str:
-    """What numpy says, but for its advice to unpickle."""
-    return "it is no npz file" if "pickle" in str(error) else str(error)
+    """NumPy's message, without its advice to allow pickles."""
+    return "it is not an npz file" if "pickle" in str(error) else str(error)
 
 
 def _download(name: str) -> Path:
-    """From OpenML into the cache: the training images come first there, then the test images."""
+    """Download from OpenML, which has the training images first, into the cache."""
     source, target = SOURCES[name], cache_folder() / f"{name}.npz"
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with waiting(f"downloading {name} from OpenML"), TemporaryDirectory() as once, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of attempts that failed; the last one is told of below
+            warnings.simplefilter("ignore")  # about failed attempts; the last one is reported below
             pixels, classes = fetch_openml(
                 source.openml, version=1, data_home=once, return_X_y=True, as_frame=False, parser="liac-arff"
             )
-    except Exception as error:  # of the network, of many kinds
+    except Exception as error:  # network errors are of many kinds
         raise InputError(
-            f"{name}: not in {target.parent}, and the download from OpenML failed ({error}). Put {name}.npz with the "
-            f"uint8 arrays {', '.join(_KEYS)} (images N × {' × '.join(map(str, source.shape))}, labels N) there, or "
-            f"set {VARIABLE} to the folder that has it."
+            f"{name}: not found in {target.parent}, and the download from OpenML failed ({error}). Put {name}.npz with "
+            f"the uint8 arrays {', '.join(_KEYS)} (images N × {' × '.join(map(str, source.shape))}, labels N) there, "
+            f"or set {VARIABLE} to its folder."
         ) from error
     images, labels = _arranged(pixels, source).astype(np.uint8), classes.astype(np.uint8)
     if len(images) != source.num_train + source.num_test:
         raise FileFormatError(
-            f"{name}: OpenML sent {len(images)} images; expected {source.num_train + source.num_test}."
+            f"{name}: expected {source.num_train + source.num_test} images from OpenML; got {len(images)}."
         )
     train, test = slice(0, source.num_train), slice(source.num_train, None)
     arrays = dict(zip(_KEYS, (images[train], labels[train], images[test], labels[test]), strict=True))
     if checksum(list(arrays.values())) != source.checksum:
         raise FileFormatError(
-            f"{name}: OpenML sent {len(images)} images that are not the ones expected (another checksum). Put "
-            f"{name}.npz with the uint8 arrays {', '.join(_KEYS)} into {target.parent}, or set {VARIABLE}."
+            f"{name}: the {len(images)} images from OpenML have an unexpected checksum. Put {name}.npz with the uint8 "
+            f"arrays {', '.join(_KEYS)} into {target.parent}, or set {VARIABLE} to its folder."
         )
     write_whole(target, lambda place: np.savez_compressed(place, **arrays))
     return target
 
 
 def checksum(arrays: Sequence[np.ndarray]) -> str:
-    """SHA-256 of the bytes of all arrays in turn."""
+    """The SHA-256 of the bytes of all arrays, one after another."""
     found = sha256()
     for array in arrays:
         found.update(np.ascontiguousarray(array).tobytes())
@@ -171,7 +171,7 @@ def checksum(arrays: Sequence[np.ndarray]) -> str:
 
 
 def _arranged(pixels: np.ndarray, source: Source) -> np.ndarray:
-    """Rows of pixels as images; OpenML has colours one after another."""
+    """Rows of pixels as images; OpenML stores one colour after another."""
     if len(source.shape) == 2:
         return pixels.reshape(-1, *source.shape)
     height, width, colours = source.shape
@@ -179,7 +179,7 @@ def _arranged(pixels: np.ndarray, source: Source) -> np.ndarray:
 
 
 def _pixels(images: np.ndarray) -> Float[Tensor, "N C H W"]:
-    """In [0, 1], colours before rows; arranged as bytes, of which a copy is small."""
+    """Images in [0, 1] with channels first; transposed as bytes, which takes less memory."""
     raw = torch.from_numpy(images)
     raw = raw.unsqueeze(1) if raw.ndim == 3 else raw.permute(0, 3, 1, 2).contiguous()
     return raw.float().div_(255)

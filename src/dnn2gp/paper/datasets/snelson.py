@@ -1,4 +1,4 @@
-"""The one-dimensional regression of Snelson: 200 examples, all of them or without a gap in the middle (Fig. 3)."""
+"""Snelson's one-dimensional regression: 200 examples, with or without those in a gap (Fig. 3)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dnn2gp.support.files import write_bytes
 
 FOLDER, _INPUTS, _OUTPUTS = "snelson", "train_inputs", "train_outputs"
 _URL = "https://www.gatsby.ucl.ac.uk/~snelson/SPGP_dist.zip"
-# Of the numbers, rounded to seven digits after the point: white space and line ends do not count.
+# Checksums of the numbers, rounded to seven decimals; white space and line ends do not count.
 _CHECKSUMS = {
     _INPUTS: "a941dc118d0dca710b739887fd578c38de81fbb2945af413e4fcd06772a5bac3",
     _OUTPUTS: "e8bb414cdaf79a9e683ede54cea49c0e21fd78dded25d558a42475b6ad7a5a5f",
@@ -34,13 +34,13 @@ class SnelsonData:
     targets: Float[Tensor, "N 1"]
 
     def without(self, low: float, high: float) -> SnelsonData:
-        """Without the examples in the closed interval: 1.5 to 3 in the paper."""
+        """The examples outside a closed interval; in the paper it is 1.5 to 3."""
         left = ((self.inputs < low) | (self.inputs > high))[:, 0]
         return SnelsonData(self.inputs[left], self.targets[left])
 
 
 def load_snelson() -> SnelsonData:
-    """The 200 training examples, from the data folder or the author's page."""
+    """The 200 training examples, from the data folder or from the author's page."""
     columns = [_read(name) for name in (_INPUTS, _OUTPUTS)]
     inputs, targets = (torch.tensor(column)[:, None] for column in columns)
     return SnelsonData(inputs, targets)
@@ -55,15 +55,15 @@ def _read(name: str) -> np.ndarray:
         column = np.loadtxt(path, dtype=np.float64)
     except ValueError as error:
         raise FileFormatError(
-            f"{path}: expected one number a line ({error}). Delete it, or put Snelson's there."
+            f"{path}: expected one number per line ({error}). Delete it to download it again."
         ) from error
     if column.shape != (_COUNT,) or not np.isfinite(column).all():
-        raise FileFormatError(f"{path}: expected {_COUNT} numbers, one a line; got an array of shape {column.shape}.")
+        raise FileFormatError(f"{path}: expected {_COUNT} numbers, one per line; got an array of shape {column.shape}.")
     return column
 
 
 def _download() -> None:
-    """Both files, whole or not at all, and only if they hold the numbers that are known."""
+    """Download both files, atomically, if their checksums are right."""
     files = f"{FOLDER}/{_INPUTS} and {FOLDER}/{_OUTPUTS}"
     content = fetch(_URL, "Snelson's regression", files)
     found = {}
@@ -73,7 +73,7 @@ def _download() -> None:
                 (member,) = [own for own in archive.namelist() if own.rsplit("/", 1)[-1] == name]
                 found[name] = archive.read(member)
     except (zipfile.BadZipFile, ValueError) as error:
-        raise missing("Snelson's regression", files, f"what came from {_URL} does not hold them ({error})") from error
+        raise missing("Snelson's regression", files, f"the content of {_URL} does not hold them ({error})") from error
     for name, expected in _CHECKSUMS.items():
         check(_canonical(found[name]), expected, "Snelson's regression", files, _URL)
     folder = cache_folder() / FOLDER
@@ -83,7 +83,7 @@ def _download() -> None:
 
 
 def _canonical(text: bytes) -> bytes:
-    """The numbers alone."""
+    """The numbers in a canonical form."""
     try:
         return " ".join(f"{float(word):.7e}" for word in text.split()).encode()
     except ValueError:

@@ -1,9 +1,9 @@
-"""The synthetic regression of the paper's Fig. 5, a sine with a noisy middle: the paper's draws, or fresh ones.
+"""The synthetic regression of Fig. 5, a sine with a noisy middle: the paper's draws, or new ones.
 
     x in three clusters, U(−3.5, −1.5), U(−1, 1) and U(1.5, 3.5) with probabilities 0.45, 0.1 and 0.45
     y = sin x + ε,  ε of standard deviation 1 in the middle and 0.1 outside
 
-The second input is the constant 1, as the paper's runs have it.
+The second input is the constant 1, as in the paper's runs.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Draws:
     test_inputs: Float[Tensor, "D M I"]
     test_targets: Float[Tensor, "D M 1"]
     scale: Float[Tensor, " D"]
-    """Units of the target: squared errors are multiplied by its square."""
+    """The unit of the target: squared errors are multiplied by its square."""
     source: str
-    """Where they come from."""
+    """Where the data come from, in words."""
 
     @property
     def count(self) -> int:
@@ -45,14 +45,14 @@ class Draws:
         return len(self.train_inputs)
 
     def take(self, count: int) -> Draws:
-        """The first of them."""
+        """The first `count` draws."""
         pairs = (self.train_inputs, self.train_targets), (self.test_inputs, self.test_targets)
         (x, y), (x_test, y_test) = ((inputs[:count], targets[:count]) for inputs, targets in pairs)
         return Draws(x, y, x_test, y_test, self.scale[:count], self.source)
 
 
 def synthetic_draws(count: int = 10) -> Draws:
-    """The paper's ten draws if their file is in the data folder, else as many fresh ones."""
+    """The paper's draws if their file is in the data folder, otherwise new ones."""
     path = find(FILE)
     if path is None:
         return generate_draws(count)
@@ -67,7 +67,7 @@ def synthetic_draws(count: int = 10) -> Draws:
     )
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if count > len(tensors["x_train"]):
-        raise InputError(f"{path} has {len(tensors['x_train'])} draws; {count} were asked for.")
+        raise InputError(f"count: expected at most the {len(tensors['x_train'])} draws in {path}; got {count}.")
     draws = Draws(
         tensors["x_train"],
         tensors["y_train"][..., None],
@@ -80,7 +80,7 @@ def synthetic_draws(count: int = 10) -> Draws:
 
 
 def generate_draws(count: int, num_train: int = 100, num_test: int = 2000, seed: int = 0) -> Draws:
-    """Fresh draws of the same distribution."""
+    """New draws from the same distribution."""
     generator = np.random.default_rng(seed)
     pairs = [(_draw(num_train, generator), _draw(num_test, generator)) for _ in range(count)]
     train, test = ([pair[side] for pair in pairs] for side in (0, 1))
@@ -90,7 +90,7 @@ def generate_draws(count: int, num_train: int = 100, num_test: int = 2000, seed:
         torch.stack([x for x, _ in test]),
         torch.stack([y for _, y in test]),
         torch.ones(count, dtype=torch.float64),
-        f"drawn afresh (seed {seed})",
+        f"new draws (seed {seed})",
     )
 
 

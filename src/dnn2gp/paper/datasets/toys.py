@@ -1,4 +1,4 @@
-"""Two classifications in the plane that are drawn, not read: half moons (Fig. 9) and two bent clouds (Fig. 2)."""
+"""Two generated classification problems in the plane: half moons (Fig. 9) and two bent clouds (Fig. 2)."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from dnn2gp.support.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class Plane:
+class LabelledPoints:
     """Points of two classes, float64."""
 
     inputs: Float[Tensor, "N 2"]
     labels: Int[Tensor, " N"]
 
 
-def half_moons(count: int = 100, noise: float = 0.2, seed: int = 0) -> Plane:
+def half_moons(count: int = 100, noise: float = 0.2, seed: int = 0) -> LabelledPoints:
     """Two interleaving half circles."""
     if count < 2:
         raise InputError(f"half_moons: expected at least 2 points; got {count}.")
     inputs, labels = make_moons(count, noise=noise, random_state=seed)
-    return Plane(torch.tensor(inputs), torch.tensor(np.asarray(labels, dtype=np.int64)))
+    return LabelledPoints(torch.tensor(inputs), torch.tensor(np.asarray(labels, dtype=np.int64)))
 
 
-def bent_clouds(count: int = 100, seed: int = 0) -> Plane:
-    """A cloud, and one that bends around a part of it: half of the points each, class by class.
+def bent_clouds(count: int = 100, seed: int = 0) -> LabelledPoints:
+    """A cloud, and another one bent around it, with half of the points each, ordered by class.
 
-    The paper does not say how its 2-D example was drawn; this one is like it, two classes that a curve parts.
+    The paper does not say how its 2-D example was generated; this one resembles it: a curve separates two classes.
     """
     if count < 2:
         raise InputError(f"bent_clouds: expected at least 2 points; got {count}.")
@@ -42,4 +42,4 @@ def bent_clouds(count: int = 100, seed: int = 0) -> Plane:
     angle = generator.uniform(-0.45 * np.pi, 0.45 * np.pi, size=second)
     arc = np.stack([2.6 * np.cos(angle) - 1.0, 2.6 * np.sin(angle)], 1) + 0.3 * generator.normal(size=(second, 2))
     inputs = np.concatenate([cloud, arc])
-    return Plane(torch.tensor(inputs), torch.tensor([0] * first + [1] * second))
+    return LabelledPoints(torch.tensor(inputs), torch.tensor([0] * first + [1] * second))

@@ -1,4 +1,4 @@
-"""Red Wine Quality (UCI) in twenty splits, inputs and target standardised on each training part."""
+"""Red Wine Quality (UCI) in twenty splits, with inputs and target standardised on each training set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAPERS = "the paper's splits"
 
 
 def wine_splits(count: int = 20) -> Draws:
-    """The paper's splits if their file is in the data folder, else as many random ones of the table."""
+    """The paper's splits if their file is in the data folder, otherwise random ones."""
     path = find(SPLITS)
     if path is None:
         return random_splits(read_table(), count)
@@ -35,26 +35,28 @@ def wine_splits(count: int = 20) -> Draws:
     }
     arrays = {name: torch.from_numpy(array) for name, array in read_arrays(path, shapes).items()}
     if count > len(arrays["x_train"]):
-        raise InputError(f"{path} has {len(arrays['x_train'])} splits; {count} were asked for.")
+        raise InputError(f"count: expected at most the {len(arrays['x_train'])} splits in {path}; got {count}.")
     x_train, y_train, x_test, y_test = (arrays[name] for name in ("x_train", "y_train", "x_test", "y_test"))
     draws = Draws(x_train, y_train[..., None], x_test, y_test[..., None], arrays["y_scale"], PAPERS)
     return draws.take(count)
 
 
 def read_table() -> np.ndarray:
-    """The 1599 × 12 table, quality last: from the data folder, else from the UCI repository."""
+    """The 1599 × 12 table with quality in the last column, from the data folder or from the UCI repository."""
     path = find(TABLE) or _download()
     try:
         table = np.loadtxt(path, delimiter=";", skiprows=1)
     except ValueError as error:
-        raise FileFormatError(f"{path} is not the table of Red Wine Quality ({error}). Delete it.") from error
+        raise FileFormatError(
+            f"{path} is not the table of Red Wine Quality ({error}). Delete it to download it again."
+        ) from error
     if table.shape != (_ROWS, _COLUMNS):
         raise FileFormatError(f"{path}: expected {_ROWS} rows of {_COLUMNS} numbers; got {table.shape}.")
     return table
 
 
 def random_splits(table: np.ndarray, count: int, seed: int = 0) -> Draws:
-    """Random splits into 1439 and 160 rows, standardised on the first."""
+    """Random splits into 1439 training and 160 test rows, standardised on the training rows."""
     generator, parts, scales = np.random.default_rng(seed), [], []
     for _ in range(count):
         order = generator.permutation(len(table))

@@ -1,4 +1,4 @@
-"""A network of error functions, whose kernels are known for infinitely many units."""
+"""A network of error functions, whose kernels are known in the limit of infinitely many units."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ErfNetwork(nn.Module):
 def infinite_kernel(
     x: Float[Tensor, "N I"], other: Float[Tensor, "M I"], *, last_layer: bool = False
 ) -> Float[Tensor, "N M"]:
-    """κ of infinitely many units; with `last_layer`, κ_v: Williams' kernel."""
+    """κ for infinitely many units; with `last_layer`, Williams' kernel κ_v."""
     a, b = (torch.cat([torch.ones_like(part[:, :1]), part], 1) for part in (x, other))
     product = a @ b.T
     scale = (1 + 2 * a.square().sum(1))[:, None] * (1 + 2 * b.square().sum(1))

@@ -1,4 +1,4 @@
-"""LeNet-5, as the paper has it: two convolutions with pooling, then 120, 84 and K units, all ReLU."""
+"""The paper's LeNet-5: two convolutions with pooling, then 120, 84 and K units, all ReLU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 def lenet5(num_outputs: int = 10, channels: int = 1, side: int = 28, seed: int = 0) -> nn.Sequential:
-    """conv 6@5, pool, conv 16@5, pool, 120, 84, K; its first weights are drawn from `seed` alone.
+    """conv 6@5, pool, conv 16@5, pool, 120, 84, K; the initial weights depend on `seed` alone.
 
     44,426 weights for MNIST; 62,006 for CIFAR-10 (3 channels, side 32).
     """
