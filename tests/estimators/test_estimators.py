@@ -303,7 +303,7 @@ def test_a_training_without_a_minimum_is_said(monkeypatch: pytest.MonkeyPatch) -
 
     def untrained(relative_gradient: float) -> Any:
         network = mlp(1, 1, width=3).double()
-        return lambda *_, **__: Fitted(network, GaussianLikelihood(0.1), 1.0, 0.0, relative_gradient, 1, False, (0.0,))
+        return lambda *_, **__: Fitted(network, GaussianLikelihood(0.1), 1.0, 0.0, relative_gradient, 1, False)
 
     monkeypatch.setattr(base, "fit_restarts", untrained(0.4))
     with pytest.warns(ConvergenceWarning, match="gradient is 40% of its parts") as caught:
