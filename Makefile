@@ -1,108 +1,102 @@
-# `make demo` and `make test` work from a fresh clone: they make $(VENV) and install into it first.
+# `make demo` and `make test` work from a fresh clone: they create $(VENV) and install into it what they need.
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
 PYTEST_ARGS ?= -n 2 --dist worksteal
+# COVERAGE=1 measures coverage too, and fails below the floor in pyproject.toml.
+COVERAGE ?=
 
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt $(PIP_ARGS)
+PIP := -m pip install --disable-pip-version-check --quiet -c constraints.txt $(PIP_ARGS)
 SPEC := pyproject.toml constraints.txt
+COVERAGE_ARGS := $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format clean
+.PHONY: help demo test test-fast test-browser test-compat coverage lint format bench bench-optimizers tuning-table clean
 .NOTPARALLEL: # two pips in one environment would collide
 .DELETE_ON_ERROR:
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
-	@echo "variables: PYTHON=$(PYTHON) VENV=$(VENV) PYTEST_ARGS='$(PYTEST_ARGS)' PIP_ARGS='$(PIP_ARGS)'"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo "variables: PYTHON=$(PYTHON) VENV=$(VENV) PYTEST_ARGS='$(PYTEST_ARGS)' PIP_ARGS='$(PIP_ARGS)' COVERAGE=$(COVERAGE)"
 
-demo: $(VENV)/.installed ## install the package and run its demo
+demo: $(VENV)/.installed ## install the package with its command line and run the demo
 	$(BIN)/dnn2gp demo
 
-test: $(VENV)/.installed-test ## install with the test extras and run all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(VENV)/.installed-test ## run all tests (COVERAGE=1: with coverage)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(COVERAGE_ARGS)
 
-lint: $(VENV)/.installed-dev ## ruff, ruff format, pyright and the import order
+test-fast: $(VENV)/.installed-test ## run the tests that are not marked slow, for the loop of work
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not slow"
+
+coverage: ## run all tests, and fail if too little of the code is covered
+	$(MAKE) test COVERAGE=1
+
+test-browser: $(VENV)/.installed-browser ## test the reports in a headless Chromium (installed with apt-get where possible)
+	@if [ ! -x /usr/bin/chromium ] || [ ! -x /usr/bin/chromedriver ]; then $(INSTALL_CHROMIUM); fi
+	$(BIN)/python -m pytest -m browser tests/browser
+
+lint: $(VENV)/.installed-dev ## ruff, pyright, the import order, and dead code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 
-format: $(VENV)/.installed-dev ## sort the imports and format in place
+format: $(VENV)/.installed-dev ## sort imports and format in place
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## remove the environment and all caches
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+tuning-table: $(VENV)/.installed ## compare evidence with cross-validation, and write the table in docs/tuning.md
+	$(BIN)/python -m benchmarks.tuning_table
+
+clean: ## remove the environments and all caches
+	rm -rf $(VENV) $(BENCH_VENV) build dist .coverage .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The environment. A stamp is newer than pyproject.toml and constraints.txt or is made anew; larger installs contain
-# the smaller ones and stamp them too.
+# The environment. A stamp older than pyproject.toml or constraints.txt is made again; an install with more extras also
+# stamps the smaller ones that it contains.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet "pip>=21.3" # editable installs from pyproject.toml
 
-$(VENV)/.installed: $(SPEC) | $(BIN)/python
-	@echo "installing dnn2gp[cli] into $(VENV)"
-	$(PIP_INSTALL) -e ".[cli]"
-	@touch $@
-
-$(VENV)/.installed-test: $(SPEC) | $(BIN)/python
-	@echo "installing dnn2gp[test] into $(VENV)"
-	$(PIP_INSTALL) -e ".[test]"
-	@touch $(VENV)/.installed $@
-
-$(VENV)/.installed-dev: $(SPEC) | $(BIN)/python
-	@echo "installing dnn2gp[dev] into $(VENV)"
-	$(PIP_INSTALL) -e ".[dev]"
-	@touch $(VENV)/.installed $(VENV)/.installed-test $@
-
-# The peers of the benchmarks have an environment of their own. They come with --no-deps: see benchmarks/peers.txt.
-BENCH_VENV ?= .venv-bench
-BENCH_ARGS ?=
-BENCH_PIP := $(BENCH_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt $(PIP_ARGS)
-
-.PHONY: bench
-bench: $(BENCH_VENV)/.installed ## install the peers, measure speed and memory (BENCH_ARGS="--quick" for a smoke run)
-	$(BENCH_VENV)/bin/python -m benchmarks $(BENCH_ARGS)
-
-.PHONY: test-compat
-test-compat: $(BENCH_VENV)/.installed-test ## our numbers against those of the peers, in the environment of the benchmarks
-	$(BENCH_VENV)/bin/python -m pytest -q tests/compat
-
-.PHONY: test-browser
-test-browser: $(VENV)/.installed-browser ## the report in a headless Chromium (installs it with apt-get where it can)
-	@if [ ! -x /usr/bin/chromium ] || [ ! -x /usr/bin/chromedriver ]; then $(INSTALL_CHROMIUM); fi
-	$(BIN)/python -m pytest -m browser tests/browser
+$(VENV)/.installed: EXTRA := cli
+$(VENV)/.installed-test: EXTRA := test
+$(VENV)/.installed-dev: EXTRA := dev
+$(VENV)/.installed-browser: EXTRA := browser
+$(VENV)/.installed $(VENV)/.installed-test $(VENV)/.installed-dev $(VENV)/.installed-browser: $(SPEC) | $(BIN)/python
+	@echo "installing dnn2gp[$(EXTRA)] into $(VENV)"
+	$(BIN)/python $(PIP) -e ".[$(EXTRA)]"
+	@touch $(VENV)/.installed $(if $(filter cli,$(EXTRA)),,$(VENV)/.installed-test) $@
 
 # Without apt-get nothing is installed, and the tests say what is missing. sudo resets the environment, hence env.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo )env DEBIAN_FRONTEND=noninteractive
 INSTALL_CHROMIUM = if command -v apt-get >/dev/null; then $(AS_ROOT) apt-get update -qq && \
 	$(AS_ROOT) apt-get install -y -qq --no-install-recommends chromium chromium-driver; fi
 
-$(VENV)/.installed-browser: $(SPEC) | $(BIN)/python
-	@echo "installing dnn2gp[browser] into $(VENV)"
-	$(PIP_INSTALL) -e ".[browser]"
-	@touch $(VENV)/.installed $(VENV)/.installed-test $@
+# Other libraries have an environment of their own. They are installed with --no-deps: see benchmarks/peers.txt.
+BENCH_VENV ?= .venv-bench
+BENCH_ARGS ?=
+BENCH_BIN := $(BENCH_VENV)/bin
 
-.PHONY: tuning-table
-tuning-table: $(VENV)/.installed ## evidence beside cross-validation: measures, and writes the table in docs/tuning.md
-	$(BIN)/python -m benchmarks.tuning_table
+bench: $(BENCH_VENV)/.installed ## measure speed and memory, compared with other libraries (BENCH_ARGS="--quick")
+	$(BENCH_BIN)/python -m benchmarks $(BENCH_ARGS)
 
-.PHONY: bench-optimizers
-bench-optimizers: $(BENCH_VENV)/.installed ## the cost of a step of VOGN and OGN beside Adam's
-	$(BENCH_VENV)/bin/python -m benchmarks --only optimizers $(BENCH_ARGS)
+bench-optimizers: $(BENCH_VENV)/.installed ## measure the cost of a step of VOGN and OGN, compared with Adam
+	$(BENCH_BIN)/python -m benchmarks --only optimizers $(BENCH_ARGS)
+
+test-compat: $(BENCH_VENV)/.installed-test ## compare our numbers with those of other libraries
+	$(BENCH_BIN)/python -m pytest -q tests/compat
 
 $(BENCH_VENV)/.installed: $(SPEC) benchmarks/requirements.txt benchmarks/peers.txt
-	@echo "installing dnn2gp and its peers into $(BENCH_VENV)"
-	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
+	@echo "installing dnn2gp and other libraries into $(BENCH_VENV)"
+	test -x $(BENCH_BIN)/python || $(PYTHON) -m venv $(BENCH_VENV)
 	@echo '*' > $(BENCH_VENV)/.gitignore
-	$(BENCH_VENV)/bin/python -m pip install --disable-pip-version-check --quiet "pip>=21.3"
-	$(BENCH_PIP) -e ".[all]" -r benchmarks/requirements.txt
-	$(BENCH_PIP) --no-deps -r benchmarks/peers.txt
+	$(BENCH_BIN)/python -m pip install --disable-pip-version-check --quiet "pip>=21.3"
+	$(BENCH_BIN)/python $(PIP) -e ".[all]" -r benchmarks/requirements.txt
+	$(BENCH_BIN)/python $(PIP) --no-deps -r benchmarks/peers.txt
 	@touch $@
 
 $(BENCH_VENV)/.installed-test: $(BENCH_VENV)/.installed
-	$(BENCH_PIP) -e ".[test]"
+	$(BENCH_BIN)/python $(PIP) -e ".[test]"
 	@touch $@

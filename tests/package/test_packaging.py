@@ -88,6 +88,28 @@ def test_ci_script_is_executable() -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111 == 0o111
 
 
+@pytest.mark.parametrize("file", [".ci/run", ".github/workflows/ci.yml"])
+def test_ci_runs_targets_that_exist(file: str) -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = (ROOT / file).read_text()
+    listed = re.search(r"target: \[(.*)\]", text)
+    called = {*re.findall(r"make ([a-z-]+)", text), *(listed[1].split(", ") if listed else ())}
+    assert called == {"test", "test-browser", "test-compat", "lint"}
+    assert called <= targets
+
+
+def test_ci_tests_the_versions_of_python_that_are_supported() -> None:
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert "python: [" + ", ".join(f'"{python}"' for python in PYTHONS) + "]" in text
+    assert [f"Programming Language :: Python :: {python}" for python in PYTHONS] == [
+        line for line in PROJECT["classifiers"] if re.search(r"Python :: 3\.", line)
+    ]
+
+
+def test_pre_commit_uses_the_pinned_ruff() -> None:
+    assert f"rev: v{pins(PYTHONS[0])['ruff']} " in (ROOT / ".pre-commit-config.yaml").read_text()
+
+
 MACHINE = re.compile(r"(?<![\w./~-])/(?:work|root|opt|home|Users)(?![\w-])")
 REGISTRY = re.compile(r"pypi\.org|pythonhosted\.org|download\.pytorch\.org|registry\.npmjs|(?:extra-)?index-url", re.I)
 WRITTEN = ("src", "docs", "examples", "benchmarks", ".ci")
