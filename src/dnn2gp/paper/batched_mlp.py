@@ -56,7 +56,7 @@ class Passes:
         self.sizes, self.sigma, self.members, shapes = sizes, sigma, len(inputs), sizes.shapes
         repeated, self.targets = (part.repeat_interleave(num_samples, 0) for part in (inputs, targets))
         rows = repeated.shape[:2]
-        # Buffers are reused from step to step: allocating them anew takes longer than the computation.
+        # Buffers are reused from step to step: allocating new ones takes longer than the computation.
         self.before = [repeated, *(repeated.new_empty(*rows, shape[0]) for shape in shapes[:-1])]
         """The inputs of each layer: b·S × N × I."""
         self.before_squared = [repeated.square(), *map(torch.empty_like, self.before[1:])]

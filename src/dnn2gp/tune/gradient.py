@@ -58,40 +58,48 @@ def gradient(
         raise InputError(f"network: expected the torch.nn.Module to tune; got {type(network).__name__}.")
     if max_rounds < 1 or not tolerance > 0:
         raise InputError(f"expected max_rounds ≥ 1 and tolerance > 0; got {max_rounds} and {tolerance}.")
-    own, training, fit = deepcopy(network), read_data(data), train or train_to_minimum
+    own, training = deepcopy(network), read_data(data)
     choice = PriorChoice.first(own, training, likelihood, prior_precision, per_layer, per_output)
-    gap, share, best = float("inf"), 1.0, None
     with show_progress(progress):
-        for _ in track(range(max_rounds), "tuning by gradient", total=max_rounds):
-            fit(own, training, choice.likelihood, choice.of_weights)
-            gp = choice.converted(own, training)
-            moved = choice.improved(gp)
-            here, trials = _Round(choice, moved, gp), moved.trials
-            best = here if best is None or here.rank > best.rank else best
-            if here.rank < best.rank - _LOST:
-                write_weights(own, best.gp.network.weights)
-                here, share = best, share / 2
-            choice = replace(here.choice.toward(here.moved, share), trials=trials)
-            gap = choice.distance(here.choice)
-            if gap < tolerance:
-                break
-    assert best is not None
-    notes = _notes(best, gap, tolerance, max_rounds)
+        found = _alternate(own, training, train or train_to_minimum, choice, max_rounds, tolerance)
+    best, settled = found.best, found.gap < tolerance
+    notes = _notes(best, found.gap, tolerance, max_rounds)
     for note in notes:
         warn_user(note, EvidenceWarning)
-    notes += _shortened(best, tolerance) if share < 1 else ()
+    notes += _shortened(best, tolerance) if found.shortened else ()
     write_weights(own, best.gp.network.weights)
-    settled = gap < tolerance and best.at_minimum
     return TuningResult(
         "gradient",
-        choice.trials,
+        found.trials,
         best.trial.settings,
         best.trial.evidence,
-        settled,
+        settled and best.at_minimum,
         notes,
         gp=best.gp,
         network=own,
     )
+
+
+def _alternate(
+    network: nn.Module, data: Data, train: Train, choice: PriorChoice, max_rounds: int, tolerance: float
+) -> _Rounds:
+    """Retrain the network in place and tune, in turn; a round that loses too much restarts from the best one."""
+    gap, share, best = float("inf"), 1.0, None
+    for _ in track(range(max_rounds), "tuning by gradient", total=max_rounds):
+        train(network, data, choice.likelihood, choice.of_weights)
+        gp = choice.converted(network, data)
+        moved = choice.improved(gp)
+        here = _Round(choice, moved, gp)
+        best = here if best is None or here.rank > best.rank else best
+        if here.rank < best.rank - _LOST:
+            write_weights(network, best.gp.network.weights)
+            here, share = best, share / 2
+        choice = replace(here.choice.toward(here.moved, share), trials=moved.trials)
+        gap = choice.distance(here.choice)
+        if gap < tolerance:
+            break
+    assert best is not None
+    return _Rounds(best, choice.trials, gap, share < 1)
 
 
 def _notes(best: _Round, gap: float, tolerance: float, max_rounds: int) -> tuple[str, ...]:
@@ -145,3 +153,15 @@ class _Round:
         """The Laplace evidence at the weights minus the gain of one more step, so that only minima can win."""
         evidence = self.gp.evidence()
         return evidence.laplace - evidence.correction
+
+
+@dataclass(frozen=True, eq=False)
+class _Rounds:
+    """All rounds of a tuning."""
+
+    best: _Round
+    trials: tuple[Trial, ...]
+    gap: float
+    """The last change of log δ or log σ."""
+    shortened: bool
+    """Whether the steps had to be shortened."""

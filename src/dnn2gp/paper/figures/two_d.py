@@ -25,7 +25,7 @@ _POINTS = "ABCD"
 
 @dataclass(frozen=True)
 class TwoDConfig:
-    """2 → 128 → 1: 513 weights, as in the paper, which says no more; δ, activation and data are our choice."""
+    """2 → 128 → 1: 513 weights, as in the paper, which does not give δ, activation or data: these are our choice."""
 
     num_examples: int = 100
     width: int = 128

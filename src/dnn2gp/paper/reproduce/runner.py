@@ -120,7 +120,7 @@ def _write_report(
 
 
 def _prepare(config: ReproduceConfig, kinds: Sequence[FigureKind]) -> None:
-    """Create the folders. Without `resume`, refuse to overwrite what is there of these figures."""
+    """Create the folders. Without `resume`, refuse to overwrite earlier results of these figures."""
     try:
         for name in ("results", "pictures"):
             (config.folder / name).mkdir(parents=True, exist_ok=True)
