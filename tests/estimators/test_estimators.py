@@ -390,9 +390,9 @@ def softmax(f: np.ndarray) -> np.ndarray:
         ),
         ({"prior_precision": float("nan")}, r"prior_precision: .* got nan"),
         ({"sigma": 0.0}, r"sigma: .* got 0.0"),
-        ({"sigma": [0.1, 0.2]}, r"sigma: expected a number, or 1 for as many targets; got 2"),
-        ({"width": 1001}, r"at most 3000 weights.* width 1001, .* have 3004\. .*PCA"),
-        ({"width": [2, 60], "depth": 2}, r"width 60, depth 2 .* have 3841"),
+        ({"sigma": [0.1, 0.2]}, r"sigma: .*1 targets; got 2"),
+        ({"width": 1001}, r"at most 3000 weights.* width 1001, .* make 3004\. .*PCA"),
+        ({"width": [2, 60], "depth": 2}, r"width 60, depth 2 .* make 3841"),
     ],
 )
 def test_settings_that_cannot_be_used(settings: dict[str, Any], match: str) -> None:
@@ -402,7 +402,7 @@ def test_settings_that_cannot_be_used(settings: dict[str, Any], match: str) -> N
 
 def test_data_that_cannot_be_used(fitted_wave: GPNetRegressor) -> None:
     X, y = wave(10, 0)
-    with pytest.raises(InputError, match="2 classes at least; got 1 class, 'a'"):
+    with pytest.raises(InputError, match="at least 2 classes; got 1 class, 'a'"):
         GPNetClassifier().fit(X, ["a"] * 10)
     with pytest.raises(ValueError, match="Unknown label type"):
         GPNetClassifier().fit(X, y)
@@ -412,5 +412,5 @@ def test_data_that_cannot_be_used(fitted_wave: GPNetRegressor) -> None:
         fitted_wave.predict([[np.nan]])
     with pytest.raises(InputError, match="column 0 overflow"):
         GPNetRegressor().fit(X * 1e300, y)
-    with pytest.raises(InputError, match="return_std or return_cov; got both"):
+    with pytest.raises(InputError, match="return_std or return_cov"):
         fitted_wave.predict(X, return_std=True, return_cov=True)

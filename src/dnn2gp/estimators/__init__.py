@@ -1,9 +1,10 @@
-"""Estimators for scikit-learn: networks that choose δ, σ and their width by the evidence and predict as GPs.
+"""scikit-learn estimators: small networks that are tuned by the evidence and predict as Gaussian processes.
 
     GPNetRegressor().fit(X, y).predict(X, return_std=True)
     GPNetClassifier().fit(X, y).predict_proba(X)
 
-δ, σ and the width come from the training data alone: nothing is held out to tune them.
+The prior precision δ, the noise σ and the width are chosen on the training data alone: nothing is held out to tune
+them. Start with `regressor.py`.
 """
 
 from dnn2gp.support.optional import needs_extra

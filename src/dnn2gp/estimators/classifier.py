@@ -1,4 +1,4 @@
-"""Classification: probabilities that know what the network does not."""
+"""Classification with class probabilities that account for the uncertainty of the weights."""
 
 from __future__ import annotations
 
@@ -13,57 +13,39 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from dnn2gp.estimators.base import GPNetEstimator
-from dnn2gp.estimators.settings import EVIDENCE
 from dnn2gp.likelihoods import CategoricalLikelihood
 from dnn2gp.support.errors import InputError
 
 
 @final
 class GPNetClassifier(ClassifierMixin, GPNetEstimator):
-    """A small network with a softmax that is a Gaussian process: trained, tuned and converted by `fit`.
+    """A classifier that trains a small softmax network, tunes it, and converts it to a Gaussian process.
 
-    X is standardised inside; the labels may be of any kind. δ and the width are those of the largest (Laplace) evidence
-    of the training data; of several first weights (`restarts`) the best is kept.
+    X is standardised internally, and labels may be of any kind. δ and the width maximise the (Laplace) evidence of the
+    training data.
 
-    width            hidden units of a layer; of a sequence of widths the one of the largest evidence is taken
-    depth            hidden layers; 0 gives a linear model
-    activation       "tanh", "sigmoid", "relu", "gelu" or "silu"
-    prior_precision  δ of the prior N(0, 1/δ) of each weight of the network on standardised inputs; "evidence": tuned
-    restarts         networks that are trained, from other first weights and other first δ
-    max_rounds       turns of training and tuning
-    random_state     seed of the first weights: int, RandomState or None
+    Args:
+        width: Hidden units per layer. Of several widths, the one with the largest evidence is chosen.
+        depth: Hidden layers; 0 gives a linear model.
+        activation: "tanh", "sigmoid", "relu", "gelu" or "silu".
+        prior_precision: δ of the prior N(0, 1/δ) of each weight, for standardised inputs; "evidence" tunes it.
+        restarts: Networks to train from different initial weights and δ; the best is kept.
+        max_rounds: Largest number of rounds, each of which trains the weights and then tunes δ.
+        random_state: Seed of the initial weights: int, RandomState or None.
 
-    After `fit`:
-
-    gp_               the GaussianProcess, from standardised inputs to a logit for each class
-    network_          the module that it was converted from
-    input_scaler_     the StandardScaler of X
-    classes_          the labels, sorted
-    prior_precision_  δ
-    log_evidence_     log p(labels), in nats
-    width_, tuning_   the width, and the TuningResult with the evidence of each
-    n_features_in_, feature_names_in_
+    Attributes:
+        gp_: The GaussianProcess, from standardised inputs to one logit per class.
+        network_: The module that it was converted from.
+        input_scaler_: The StandardScaler of X.
+        classes_: The sorted labels.
+        prior_precision_: δ.
+        log_evidence_: log p(labels), in nats.
+        width_: The chosen width.
+        tuning_: The TuningResult with the evidence of each width.
+        n_features_in_, feature_names_in_: As in every estimator.
     """
 
     classes_: Shaped[np.ndarray, " K"]
-
-    def __init__(
-        self,
-        width: object = 20,
-        depth: object = 1,
-        activation: object = "tanh",
-        prior_precision: object = EVIDENCE,
-        restarts: object = 4,
-        max_rounds: object = 20,
-        random_state: object = 0,
-    ) -> None:
-        self.width = width
-        self.depth = depth
-        self.activation = activation
-        self.prior_precision = prior_precision
-        self.restarts = restarts
-        self.max_rounds = max_rounds
-        self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> GPNetClassifier:
         """Train and tune on N × D inputs and N labels."""
@@ -76,21 +58,24 @@ class GPNetClassifier(ClassifierMixin, GPNetEstimator):
         if len(self.classes_) < 2:
             (only,) = self.classes_.tolist()
             raise InputError(
-                f"y: expected labels of 2 classes at least; got 1 class, {only!r}. Add examples of another."
+                f"y: expected labels of at least 2 classes; got 1 class, {only!r}. Add examples of another class."
             )
         self._train(inputs, torch.from_numpy(labels), len(self.classes_), CategoricalLikelihood(), settings)
         return self
 
     def predict(self, X: Any) -> Shaped[np.ndarray, " N"]:
-        """The label of the largest probability."""
+        """The most probable label of each row."""
         most = self._probabilities(X).argmax(1).numpy()
         return self.classes_[most]
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "N K"]:
-        """E[softmax(f)] over the GP, in the order of `classes_`, by MacKay's probit approximation of pairs of classes.
+        """The probabilities E[softmax(f)] under the GP, in the order of `classes_`.
 
-        p_k ∝ 1 / Σ_j exp(−(m_k − m_j) / √(1 + π v_kj / 8)) with m = E f and v_kj = Var(f_k − f_j): far from the data,
-        where v is large, the probabilities come near to each other. See `Predictive.probit`.
+        MacKay's probit approximation for pairs of classes, see `Predictive.probit`:
+
+            p_k ∝ 1 / Σ_j exp(−(m_k − m_j) / √(1 + π v_kj / 8)),   m = E f,   v_kj = Var(f_k − f_j)
+
+        Far from the data, where v is large, the probabilities approach one another.
         """
         return self._probabilities(X).numpy()
 

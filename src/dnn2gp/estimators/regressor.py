@@ -1,4 +1,4 @@
-"""Regression: the mean, the noise and the ignorance of a network, in the units of y."""
+"""Regression with the mean, the noise and the model uncertainty, in the units of y."""
 
 from __future__ import annotations
 
@@ -19,50 +19,51 @@ from dnn2gp.support.errors import InputError
 
 
 class Uncertainty(NamedTuple):
-    """A prediction by its parts, each N, or N × K for K targets, in the units of y.
+    """The parts of a prediction, in the units of y: each of shape N, or N × K for K targets.
 
     The standard deviation of y is √(aleatoric² + epistemic²).
     """
 
     mean: Float[np.ndarray, "N *K"]
     aleatoric: Float[np.ndarray, "N *K"]
-    """σ, the standard deviation of the noise: more data do not lessen it."""
+    """The standard deviation σ of the noise, which more data do not reduce."""
     epistemic: Float[np.ndarray, "N *K"]
-    """The standard deviation of f(x), what the data do not say: small near them, large away from them."""
+    """The standard deviation of f(x): small near the data, large far from them."""
 
 
 @final
 class GPNetRegressor(RegressorMixin, GPNetEstimator):
-    """A small network that is a Gaussian process: trained, tuned and converted by `fit`.
+    """A regressor that trains a small network, tunes it, and converts it to a Gaussian process.
 
-    X and y are standardised inside. δ, σ and the width are those of the largest evidence of the training data; of
-    several first weights (`restarts`) the best is kept. With s the standard deviation of y, and for K targets s_k,
+    X and y are standardised internally. δ, σ and the width maximise the evidence of the training data. With the mean m
+    and the standard deviation s of y, and s_k for each of K targets,
 
         y = m + s f(x) + σ ε ,      f ~ GP,      log p(y) = log p((y − m)/s) − N Σ_k log s_k
 
-    A y that is constant has s = 1: then the mean is that constant, and σ the smallest that is tried, 1e-4.
+    A constant y has s = 1: the mean is then that constant, and σ is 1e-4, the smallest value that is tried.
 
-    width            hidden units of a layer; of a sequence of widths the one of the largest evidence is taken
-    depth            hidden layers; 0 gives a linear model
-    activation       "tanh", "sigmoid", "relu", "gelu" or "silu"
-    prior_precision  δ of the prior N(0, 1/δ) of each weight of the network on standardised data; "evidence": tuned
-    sigma            the noise's standard deviation in the units of y: a number for all targets, or one for each;
-                     "evidence": tuned, one σ for all standardised targets, so that target k has σ s_k (fit targets
-                     apart if the noise is another share of their spread)
-    restarts         networks that are trained, from other first weights and other first δ
-    max_rounds       turns of training and tuning
-    random_state     seed of the first weights: int, RandomState or None
+    Args:
+        width: Hidden units per layer. Of several widths, the one with the largest evidence is chosen.
+        depth: Hidden layers; 0 gives a linear model.
+        activation: "tanh", "sigmoid", "relu", "gelu" or "silu".
+        prior_precision: δ of the prior N(0, 1/δ) of each weight, for standardised data; "evidence" tunes it.
+        sigma: Standard deviation of the noise in the units of y, for all targets or one for each. "evidence" tunes one
+            σ for all standardised targets, so that target k has the noise σ s_k. If the noise is not the same share of
+            s_k for all targets, fit them separately.
+        restarts: Networks to train from different initial weights and δ; the best is kept.
+        max_rounds: Largest number of rounds, each of which trains the weights and then tunes δ and σ.
+        random_state: Seed of the initial weights: int, RandomState or None.
 
-    After `fit`:
-
-    gp_               the GaussianProcess, from standardised inputs to standardised targets
-    network_          the module that it was converted from
-    input_scaler_, target_scaler_   the StandardScaler of X and of y
-    prior_precision_  δ
-    sigma_            σ in the units of y: a number, or K of them if y is N × K
-    log_evidence_     log p(y) above, in nats
-    width_, tuning_   the width, and the TuningResult with the evidence of each
-    n_features_in_, feature_names_in_
+    Attributes:
+        gp_: The GaussianProcess, from standardised inputs to standardised targets.
+        network_: The module that it was converted from.
+        input_scaler_, target_scaler_: The StandardScaler of X and of y.
+        prior_precision_: δ.
+        sigma_: σ in the units of y: a number, or K numbers if y is N × K.
+        log_evidence_: log p(y) as above, in nats.
+        width_: The chosen width.
+        tuning_: The TuningResult with the evidence of each width.
+        n_features_in_, feature_names_in_: As in every estimator.
     """
 
     target_scaler_: StandardScaler
@@ -79,17 +80,11 @@ class GPNetRegressor(RegressorMixin, GPNetEstimator):
         max_rounds: object = 20,
         random_state: object = 0,
     ) -> None:
-        self.width = width
-        self.depth = depth
-        self.activation = activation
-        self.prior_precision = prior_precision
+        super().__init__(width, depth, activation, prior_precision, restarts, max_rounds, random_state)
         self.sigma = sigma
-        self.restarts = restarts
-        self.max_rounds = max_rounds
-        self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:
-        """That y may have several columns."""
+        """y may have several columns."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
@@ -127,13 +122,18 @@ class GPNetRegressor(RegressorMixin, GPNetEstimator):
     def predict(
         self, X: Any, return_std: bool = False, return_cov: bool = False
     ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """The mean of y, N or N × K.
+        """The mean of y, of shape N or N × K.
 
-        return_std  also the standard deviation of y, noise included: √(epistemic² + σ²), in the shape of the mean
-        return_cov  also the covariance of y among the inputs, noise included: N × N, or N × N × K for K targets
+        Args:
+            X: N × D inputs.
+            return_std: Also return the standard deviation of y, √(epistemic² + σ²), in the shape of the mean.
+            return_cov: Also return the covariance of y between the inputs, including noise: N × N, or N × N × K for K
+                targets.
         """
         if return_std and return_cov:
-            raise InputError("predict: expected return_std or return_cov; got both. The former is the latter's root.")
+            raise InputError(
+                "predict: expected return_std or return_cov, not both: the covariance contains the variances."
+            )
         if return_cov:
             inputs = self._checked(X)
             mean = self._in_units(self.gp_.predict(inputs).mean)
@@ -145,7 +145,7 @@ class GPNetRegressor(RegressorMixin, GPNetEstimator):
         return (mean, self._shaped(prediction.std.numpy() * self._units)) if return_std else mean
 
     def predict_uncertainty(self, X: Any) -> Uncertainty:
-        """The mean of y, and apart from each other the standard deviations of its noise and of what is not known."""
+        """The mean of y, and separately the standard deviations of the noise and of f(x)."""
         prediction = self._predictive(X)
         noise, unknown = (
             self._shaped(part.sqrt().numpy() * self._units) for part in (prediction.aleatoric, prediction.epistemic)
@@ -153,7 +153,7 @@ class GPNetRegressor(RegressorMixin, GPNetEstimator):
         return Uncertainty(self._in_units(prediction.mean), noise, unknown)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: object = 0) -> np.ndarray:
-        """Draws of y, jointly at all inputs: functions of the GP and noise. N × S, or N × K × S for K targets."""
+        """Joint samples of y at all inputs: functions of the GP plus noise. N × S, or N × K × S for K targets."""
         inputs = self._checked(X)
         generator = torch.Generator().manual_seed(seed_of(random_state))
         functions = self.gp_.sample_functions(n_samples, generator)(inputs)
@@ -163,17 +163,19 @@ class GPNetRegressor(RegressorMixin, GPNetEstimator):
 
     @property
     def _units(self) -> Float[np.ndarray, " K"]:
-        """s of each target."""
+        """The standard deviation s of each target."""
         return np.asarray(self.target_scaler_.scale_)
 
     def _likelihood(self) -> GaussianLikelihood:
-        """For standardised targets; open if σ is to be tuned."""
+        """The likelihood of standardised targets; its σ is open if it is to be tuned."""
         if is_evidence(self.sigma):
             return GaussianLikelihood()
         given = self.sigma
         sigma = np.array([number("sigma", each) for each in given] if is_several(given) else number("sigma", given))
         if sigma.ndim and len(sigma) != len(self._units):
-            raise InputError(f"sigma: expected a number, or {len(self._units)} for as many targets; got {len(sigma)}.")
+            raise InputError(
+                f"sigma: expected a number, or one for each of {len(self._units)} targets; got {len(sigma)}."
+            )
         return GaussianLikelihood(torch.from_numpy(sigma / self._units))
 
     def _in_units(self, mean: Float[Tensor, "N K"]) -> Float[np.ndarray, "N *K"]:
@@ -183,5 +185,5 @@ class GPNetRegressor(RegressorMixin, GPNetEstimator):
         return np.asarray(self.target_scaler_.inverse_transform(standardised.numpy()))
 
     def _shaped(self, values: np.ndarray) -> np.ndarray:
-        """Without the axis of targets, if y had none."""
+        """Drop the axis of targets if y had none."""
         return values[..., 0] if self._single else values

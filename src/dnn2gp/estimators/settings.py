@@ -1,4 +1,4 @@
-"""The parameters of an estimator, checked: scikit-learn has constructors store whatever comes, and `fit` look at it."""
+"""The checked parameters of an estimator: in scikit-learn, constructors only store them and `fit` checks them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dnn2gp.network.mlp import ACTIVATIONS
 from dnn2gp.support.errors import InputError
 
 MAX_WEIGHTS = 3000
-"""Training holds some P × P matrices of each restart, and factorises one in every step."""
+"""Training keeps several P × P matrices per restart, and factorises one in every step."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,14 @@ class Settings:
     depth: int
     activation: str
     prior_precision: float | None
-    """δ; None: by the evidence."""
+    """δ; None: tuned by the evidence."""
     restarts: int
     max_rounds: int
     seed: int
 
     @staticmethod
     def checked(
+        *,
         width: object,
         depth: object,
         activation: object,
@@ -43,7 +44,7 @@ class Settings:
         max_rounds: object,
         random_state: object,
     ) -> Settings:
-        """The parameters as the estimator has them, or an error that names the one that cannot be used."""
+        """Settings from the parameters of an estimator; an `InputError` names the first that is invalid."""
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
             raise InputError(f"activation: expected one of {', '.join(ACTIVATIONS)}; got {activation!r}.")
         return Settings(
@@ -57,37 +58,38 @@ class Settings:
         )
 
     def check_size(self, num_inputs: int, num_outputs: int) -> None:
-        """Refuse networks with more weights than can be tuned."""
+        """Raise an `InputError` if a network has more weights than can be tuned."""
         for width in self.widths:
             sizes = [num_inputs, *[width] * self.depth, num_outputs]
             count = sum((before + 1) * after for before, after in pairwise(sizes))
             if count > MAX_WEIGHTS:
                 raise InputError(
-                    f"width: expected a network of at most {MAX_WEIGHTS} weights, as training holds a square matrix of "
-                    f"them; {num_inputs} columns, width {width}, depth {self.depth} and {num_outputs} outputs have "
-                    f"{count}. Take a smaller width, or reduce the columns first, e.g. by PCA in a Pipeline."
+                    f"width: expected a network with at most {MAX_WEIGHTS} weights, because training keeps a square "
+                    f"matrix of them; {num_inputs} columns, width {width}, depth {self.depth} and {num_outputs} "
+                    f"outputs make {count}. Use a smaller width, or reduce the columns first, for example with PCA in "
+                    "a Pipeline."
                 )
 
 
 def is_evidence(value: object) -> bool:
-    """Whether a parameter is left to the evidence."""
+    """Whether a parameter is to be tuned by the evidence."""
     return isinstance(value, str) and value == EVIDENCE
 
 
 def number(name: str, value: object) -> float:
-    """A finite number > 0."""
+    """The value as a float, if it is a finite number > 0."""
     if not isinstance(value, Real) or isinstance(value, bool) or not (isfinite(float(value)) and float(value) > 0):
         raise InputError(f'{name}: expected "{EVIDENCE}" or a finite number > 0; got {value!r}.')
     return float(value)
 
 
 def seed_of(random_state: object) -> int:
-    """A seed for torch from an int, a RandomState or None, which gives another one each time."""
+    """A seed for torch from an int, a RandomState or None; None gives a different one each time."""
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 def is_several(value: object) -> TypeGuard[Sequence[object]]:
-    """Whether it is a sequence of values, and no string."""
+    """Whether the value is a sequence other than a string."""
     if isinstance(value, np.ndarray):
         return value.ndim == 1
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
