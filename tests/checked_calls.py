@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
 from types import CodeType
@@ -17,8 +16,11 @@ from typing import Any
 import jaxtyping
 
 # Calls of a function that are checked before `forget` is called again.
-FIRST = 5
-_calls: Counter[CodeType] = Counter()
+FIRST = 2
+# A function inside another is decorated whenever it is defined, which takes a millisecond: its checks are shared by the
+# tests of a file. All others are checked anew in each test.
+_rounds = {"outer": 0, "inner": 0}
+_calls: dict[CodeType, list[int]] = {}  # of each function: calls in a round, and the round
 _jaxtyped = jaxtyping.jaxtyped
 
 
@@ -30,9 +32,9 @@ def install(package: str) -> None:
     errors._OURS = (*errors._OURS, __name__)  # warnings look for the user's line beyond what wraps a function
 
 
-def forget() -> None:
-    """Begin to count anew."""
-    _calls.clear()
+def forget(kind: str = "outer") -> None:
+    """Begin to count anew, for functions of a module or a class ("outer"), or inside of another ("inner")."""
+    _rounds[kind] += 1
 
 
 def _first_calls(*, typechecker: Any) -> Callable[[Any], Any]:
@@ -41,14 +43,17 @@ def _first_calls(*, typechecker: Any) -> Callable[[Any], Any]:
     def decorate(target: Any) -> Any:
         if not inspect.isfunction(target):
             return strict(target)  # a class, whose fields are checked when it is made
-        code, checked = target.__code__, None
+        kind = "inner" if "<locals>" in target.__qualname__ else "outer"
+        seen, checked = _calls.setdefault(target.__code__, [0, 0]), None
 
         @functools.wraps(target)
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal checked
-            if _calls[code] >= FIRST:
+            if seen[1] != _rounds[kind]:
+                seen[:] = 0, _rounds[kind]
+            if seen[0] >= FIRST:
                 return target(*args, **kwargs)
-            _calls[code] += 1
+            seen[0] += 1
             if checked is None:
                 checked = strict(target)
             return checked(*args, **kwargs)

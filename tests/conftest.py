@@ -29,6 +29,12 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _inner_checks_begin_anew():
+    """Each file checks the first calls of every function that is defined inside another."""
+    checked_calls.forget("inner")
+
+
 @pytest.fixture(autouse=True)
 def _checks_begin_anew():
     """Each test checks the first calls of every function."""
