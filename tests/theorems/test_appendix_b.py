@@ -10,7 +10,7 @@ from dnn2gp import FunctionSpace, GaussianLikelihood, WeightSpace, convert
 from dnn2gp.inference.predictive import psd_root
 from dnn2gp.support.errors import NotPositiveDefiniteError
 
-from problems import problem
+from problems import minimum, problem
 from reference import brute_force
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
@@ -28,7 +28,7 @@ def parts(case):
 @pytest.mark.parametrize(("kind", "outputs"), [("bernoulli", 1), ("categorical", 4)])
 def test_classification_variance_is_noise_plus_noise_j_sigma_j_noise(kind, outputs, space):
     """Eq. (48): y ~ N(p, Λ + Λ J Σ̃ Jᵀ Λ) at a minimum, with Λ = diag p − ppᵀ (p(1−p) for one logit)."""
-    case = problem(kind, 8, outputs).at_minimum()
+    case = minimum(kind, 8, outputs)
     f, spread, _ = parts(case)
     p = torch.softmax(f, 1) if kind == "categorical" else 1 / (1 + torch.exp(-f))
     noise = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
@@ -45,7 +45,7 @@ def test_classification_variance_is_noise_plus_noise_j_sigma_j_noise(kind, outpu
 @pytest.mark.parametrize("space", [WeightSpace(), FunctionSpace()], ids=repr)
 def test_regression_is_the_network_with_variance_sigma_plus_j_sigma_j(space):
     """y ~ N(f_w*, J Σ̃ Jᵀ + σ²I)."""
-    case = problem("gaussian per output", 8).at_minimum()
+    case = minimum("gaussian per output", 8)
     f, spread, _ = parts(case)
     prediction = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=space).predict(
         case.x_test
@@ -59,7 +59,7 @@ def test_regression_is_the_network_with_variance_sigma_plus_j_sigma_j(space):
 
 def test_poisson_has_its_mean_as_noise():
     """h = Λ = exp f: variance λ + λ J Σ̃ Jᵀ λ."""
-    case = problem("poisson", 8).at_minimum()
+    case = minimum("poisson", 8)
     f, spread, _ = parts(case)
     prediction = convert(case.module, (case.x, case.y), case.likelihood, case.delta).predict(case.x_test)
     rate = f.exp()

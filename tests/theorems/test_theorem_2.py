@@ -60,9 +60,13 @@ def stepped(case: Problem, state: State, samples: Tensor, beta: float, scale: fl
     return state.mean - beta * move, precision
 
 
-@pytest.mark.parametrize("beta", [0.05, 0.6, 1.0])
-@pytest.mark.parametrize("num_samples", METHODS.values(), ids=METHODS)
-@pytest.mark.parametrize(("kind", "outputs"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "outputs", "num_samples", "beta"),
+    [
+        *((*case, count, 0.6) for case in CASES for count in METHODS.values()),
+        *(("categorical", 3, count, beta) for count in METHODS.values() for beta in (0.05, 1.0)),
+    ],
+)
 def test_a_step_is_the_posterior_of_its_linear_model(kind, outputs, num_samples, beta):
     case = problem(kind, outputs=outputs)
     state = some_state(case)
