@@ -69,7 +69,7 @@ def test_scores(smoke: Run) -> None:
     assert delta.nll == pytest.approx(network.nll, rel=0.1), "at a minimum the GP's mean is the network"
     for averaged in (probit, sampled):
         assert averaged.confidence < network.confidence
-        assert averaged.confidence_turned < network.confidence_turned
+        assert averaged.confidence_rotated < network.confidence_rotated
         assert abs(averaged.accuracy - network.accuracy) < 0.05
 
 
@@ -89,7 +89,7 @@ def test_everything_is_printed(smoke: Run) -> None:
             f"{score.accuracy:.1%}",
             f"{score.nll:.3f}",
             f"{score.ece:.3f}",
-            f"{score.confidence_turned:.1%}",
+            f"{score.confidence_rotated:.1%}",
         ):
             assert value in line
     for line in str(result.diagnosis).splitlines():

@@ -47,7 +47,7 @@ def test_scatter_holds_every_example_right_and_wrong_apart() -> None:
     assert np.allclose(wrong.get_offsets(), points[~correct])
     legend = axes.get_legend()
     assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["right (24)", "wrong (6)"]
+    assert [text.get_text() for text in legend.get_texts()] == ["correct (24)", "wrong (6)"]
 
 
 def test_galleries_show_the_extremes_of_the_sum() -> None:
@@ -107,7 +107,7 @@ def test_no_wrong_prediction() -> None:
     [
         ({"epistemic": np.ones(COUNT - 1)}, "shapes"),
         ({"images": np.ones((COUNT, 64))}, "shapes"),
-        ({"aleatoric": -np.ones(COUNT)}, "not negative"),
+        ({"aleatoric": -np.ones(COUNT)}, "epistemic"),
         ({"aleatoric": np.full(COUNT, np.nan)}, "finite"),
     ],
 )

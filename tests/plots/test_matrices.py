@@ -183,5 +183,5 @@ def test_refusals(values: np.ndarray, labels: np.ndarray, message: str) -> None:
 
 
 def test_the_two_variances_must_have_one_shape(values: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="epistemic, aleatoric"):
         uncertainty_maps(values, values[:, :2], LABELS)

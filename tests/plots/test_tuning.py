@@ -57,7 +57,7 @@ def test_curves_and_stars() -> None:
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["2", "5", "10", "50"]
     assert (left.get_xlabel(), left.get_ylabel(), right.get_ylabel()) == ("width", "error", "log evidence (nats)")
     assert left.get_title(loc="left") == "Widths"
-    assert labels(figure) == ["train error", "test error", "log evidence", "the best"]
+    assert labels(figure) == ["train error", "test error", "log evidence", "best"]
 
 
 def test_standard_errors_are_drawn() -> None:
@@ -72,7 +72,7 @@ def test_without_errors_the_evidence_has_the_left_axis() -> None:
     x = np.logspace(-1, 1, 31)
     figure = tuning_curves(x.tolist(), (-((np.log(x) - 0.2) ** 2), np.zeros(31)), xlabel="δ", log_x=True, chosen=2.5)
     (axes,) = figure.axes
-    assert labels(figure) == ["log evidence", "in use", "the best"]
+    assert labels(figure) == ["log evidence", "in use", "best"]
     assert [2.5, 2.5] in [list(line.get_xdata()) for line in axes.get_lines()]
     assert axes.get_ylabel() == "log evidence (nats)"
     assert stars(axes)[0][0] == x[np.abs(np.log(x) - 0.2).argmin()]
@@ -122,11 +122,11 @@ def test_reliability() -> None:
 def test_wrong_arrays_are_refused() -> None:
     with pytest.raises(ValueError, match="expected 4 means"):
         tuning_curves(WIDTHS, ([1.0], [1.0]), xlabel="")
-    with pytest.raises(ValueError, match="none of its means"):
+    with pytest.raises(ValueError, match="evidence: expected at least one"):
         tuning_curves([1.0, 2.0], ([np.nan, -np.inf], [0.0, 0.0]), xlabel="")
     with pytest.raises(ValueError, match="between 0 and 1"):
         coverage([0.5], [1.5], 3)
     with pytest.raises(ValueError, match="as many shares"):
         coverage([0.5], [0.5, 0.6], 3)
-    with pytest.raises(ValueError, match="one truth for each"):
+    with pytest.raises(ValueError, match="correct"):
         reliability(np.array([0.5]), np.array([True, False]))

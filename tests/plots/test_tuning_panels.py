@@ -7,7 +7,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
-from dnn2gp.plots.tuning_panels import Fit, Panel, fits_and_panels, tuning_panels
+from dnn2gp.plots.bands import Band
+from dnn2gp.plots.tuning_panels import Panel, fits_and_panels, tuning_panels
 
 X = np.logspace(-2, 2, 21)
 EVIDENCE = (-((np.log(X) - 0.5) ** 2), np.full(21, 0.2))
@@ -30,12 +31,12 @@ def test_panels_and_their_stars() -> None:
     assert (first.get_xscale(), second.get_xscale()) == ("log", "linear")
     assert (first.get_title(loc="left"), first.get_xlabel(), first.get_ylabel()) == ("one", "δ", "mean squared error")
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["train error", "test error", "log evidence", "the best"]
+    assert [text.get_text() for text in legend.get_texts()] == ["train error", "test error", "log evidence", "best"]
 
 
 def test_fits_at_the_left() -> None:
     x = np.linspace(-4, 4, 9)
-    fits = [Fit("δ = 1", np.sin(x), np.ones(9)), Fit("δ = 9", 0 * x, np.full(9, 0.5))]
+    fits = [Band("δ = 1", np.sin(x), np.ones(9)), Band("δ = 9", 0 * x, np.full(9, 0.5))]
     figure = fits_and_panels(x, fits, np.array([0.0, 1.0]), np.array([0.5, 1.5]), PANELS[:1])
     left = figure.axes[0]
     lines = {line.get_label(): np.asarray(line.get_ydata()) for line in left.get_lines()}
@@ -49,7 +50,7 @@ def test_fits_at_the_left() -> None:
 
 def test_panels_beside_fits_have_the_same_axes() -> None:
     larger = Panel(X, (EVIDENCE[0] - 7.0, EVIDENCE[1]), {"test": (5 + X, 0 * X)}, "δ", "two", log_x=True)
-    fits = [Fit("δ = 1", np.zeros(2), np.ones(2))]
+    fits = [Band("δ = 1", np.zeros(2), np.ones(2))]
     figure = fits_and_panels(np.arange(2.0), fits, np.zeros(1), np.zeros(1), [PANELS[0], larger, WIDTHS])
     _, first, second, widths, right, other = figure.axes
     assert first.get_ylim() == second.get_ylim() != widths.get_ylim()
@@ -62,9 +63,9 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     x = np.linspace(0, 1, 4)
     with pytest.raises(ValueError, match="at least one panel"):
         tuning_panels([])
-    with pytest.raises(ValueError, match="expected fits and panels"):
+    with pytest.raises(ValueError, match="one fit and one panel"):
         fits_and_panels(x, [], x, x, PANELS)
     with pytest.raises(ValueError, match="means and deviations"):
-        fits_and_panels(x, [Fit("a", x[:2], x)], x, x, PANELS)
-    with pytest.raises(ValueError, match="at most 4 fits"):
-        fits_and_panels(x, [Fit("a", x, x)] * 5, x, x, PANELS)
+        fits_and_panels(x, [Band("a", x[:2], x)], x, x, PANELS)
+    with pytest.raises(ValueError, match="fits: expected at most 4"):
+        fits_and_panels(x, [Band("a", x, x)] * 5, x, x, PANELS)

@@ -1,4 +1,8 @@
-"""Pictures: plain numpy arrays in, a matplotlib Figure out. No torch, no pyplot, nothing global."""
+"""Figures from numpy arrays, and the reports that contain them.
+
+A function takes arrays and returns a matplotlib Figure: no torch, no pyplot, no global state. Start with `matrices.py`;
+`report/` writes HTML pages.
+"""
 
 from dnn2gp.support.optional import needs_extra
 

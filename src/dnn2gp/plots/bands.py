@@ -1,4 +1,4 @@
-"""Predictions along one input, as bands of one standard deviation beside each other (Fig. 3)."""
+"""Predictions along one input, as bands of one standard deviation (Fig. 3)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ _COLOURS = ("#c44e52", "#4c72b0", "#55a868", "#8172b2")
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """A mean along x, and the standard deviation of y."""
+    """The mean of a prediction along x, and the standard deviation of y."""
 
     name: str
     mean: np.ndarray
     std: np.ndarray
+
+    def edges(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean − std and mean + std, if there is one for each x."""
+        if self.mean.shape != x.shape or self.std.shape != x.shape:
+            raise ValueError(f"{self.name}: expected {x.shape} means and deviations; got {self.mean.shape}.")
+        return self.mean - self.std, self.mean + self.std
 
 
 def band_panels(
@@ -32,10 +38,15 @@ def band_panels(
     gap: tuple[float, float] | None = None,
     height: tuple[float, float] | None = None,
 ) -> Figure:
-    """One column a method: bands as two lines and a light fill, means dashed, data as dots; below, their deviations.
+    """One column of panels per method: the predictions with the data above, their standard deviations below.
 
-    gap     an interval without data, which is shaded
-    height  the range of y; what is beyond it is cut off
+    Args:
+        x: The inputs along which the bands are given.
+        panels: Title → the bands of a column.
+        inputs: The inputs of the data.
+        targets: The targets of the data.
+        gap: An interval without data, which is shaded.
+        height: The range of y that is shown.
     """
     if not panels:
         raise ValueError("expected at least one panel.")
@@ -64,9 +75,7 @@ def band_panels(
 
 
 def _draw(axes: Axes, x: np.ndarray, band: Band, colour: str) -> None:
-    if band.mean.shape != x.shape or band.std.shape != x.shape:
-        raise ValueError(f"{band.name}: expected {x.shape} means and deviations, got {band.mean.shape}.")
-    low, high = band.mean - band.std, band.mean + band.std
+    low, high = band.edges(x)
     axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
     for edge in (low, high):
         axes.plot(x, edge, color=colour, linewidth=1.4)

@@ -1,4 +1,4 @@
-"""Does a model know how wrong it is? Coverage of intervals, and reliability of class probabilities."""
+"""Calibration: coverage of intervals, and reliability of class probabilities."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from dnn2gp.plots import style
 
 _LINE, _BAND, _BARS = "#1d3d78", "#dddddd", "#7f9fd0"
-# A frequency of n draws is within this many standard deviations of its probability in 95 of 100 cases.
+# A frequency lies within this many standard deviations of its probability in 95 of 100 cases.
 _RANGE = 1.96
-_CHANCE = "chance, if perfect (95 %)"
+_CHANCE = "95 % range of a perfect model"
 
 
 def coverage(
@@ -24,15 +24,18 @@ def coverage(
     pit: np.ndarray | None = None,
     title: str = "",
 ) -> Figure:
-    """How many of `count` targets are inside central intervals, against the levels that the intervals claim.
+    """The share of `count` targets inside central intervals, as a function of the level of the intervals.
 
-    levels    nominal, between 0 and 1
-    observed  the share of targets inside the interval of each level
-    pit       F(y), the predicted distribution function at each target: its histogram is flat for a perfect model
+    Args:
+        levels: Nominal levels, between 0 and 1.
+        observed: The share of the targets inside the interval of each level.
+        count: The number of targets.
+        pit: F(y), the predicted distribution function at each target. Its histogram is flat for a perfect model.
+        title: Replaces the usual title.
     """
     nominal, found = _shares(levels, "levels"), _shares(observed, "observed")
     if nominal.shape != found.shape or count < 1:
-        raise ValueError(f"expected as many shares as levels, of 1 target or more, got {found.shape}, {count}.")
+        raise ValueError(f"expected as many shares as levels, of at least 1 target; got {found.shape} and {count}.")
     figure = style.new_figure(5.0 if pit is None else 9.4, 4.4)
     panels = figure.subplots(1, 1 if pit is None else 2, squeeze=False)[0]
     axes = panels[0]
@@ -46,7 +49,7 @@ def coverage(
     axes.text(0.03, 0.92, "above the line: too wide", ha="left", fontsize=style.TICK, color="#555555")
     _square(axes)
     style.describe(
-        axes, title or f"Coverage of intervals, {count:,} targets", "level of the interval", "share of targets inside"
+        axes, title or f"Coverage of intervals ({count:,} targets)", "level of the interval", "share of targets inside"
     )
     _legend(figure, axes)
     if pit is not None:
@@ -57,15 +60,18 @@ def coverage(
 def reliability(
     confidence: np.ndarray, correct: np.ndarray, *, ece: float | None = None, num_bins: int = 10, title: str = ""
 ) -> Figure:
-    """The share of correct predictions against the probability that was given to them, in bins of that probability.
+    """The share of correct predictions as a function of their confidence, in bins of the confidence.
 
-    confidence  of N predictions
-    correct     whether each of them was right
-    ece         the expected calibration error, to be shown
+    Args:
+        confidence: The probability of the predicted class, for N predictions.
+        correct: Whether each prediction is correct.
+        ece: The expected calibration error, shown in the title.
+        num_bins: The number of bins.
+        title: Replaces the usual title.
     """
     given, right = _shares(confidence, "confidence"), np.asarray(correct, dtype=float)
     if given.shape != right.shape or not len(given):
-        raise ValueError(f"expected one truth for each confidence, got {right.shape} and {given.shape}.")
+        raise ValueError(f"correct: expected one value per confidence; got {right.shape} and {given.shape}.")
     edges = np.linspace(0, 1, num_bins + 1)
     bins = np.clip(np.searchsorted(edges, given, side="left") - 1, 0, num_bins - 1)
     filled = np.unique(bins)
@@ -80,10 +86,10 @@ def reliability(
     axes.vlines(means, low, high, color=_BAND, linewidth=9, label=_CHANCE)
     axes.plot(means, shares, color=_LINE, marker="o", markersize=6, linewidth=1, label="observed")
     known = "" if ece is None else f" (ECE {ece:.3f})"
-    style.describe(axes, (title or "Reliability") + known, "", "share that is right")
+    style.describe(axes, (title or "Reliability") + known, "", "share of correct predictions")
     axes.set_ylim(0, 1.03)
-    axes.text(0.97, 0.05, "below the line: too sure", ha="right", fontsize=style.TICK, color="#555555")
-    axes.text(0.03, 0.88, "above the line: too cautious", ha="left", fontsize=style.TICK, color="#555555")
+    axes.text(0.97, 0.05, "below the line: overconfident", ha="right", fontsize=style.TICK, color="#555555")
+    axes.text(0.03, 0.88, "above the line: underconfident", ha="left", fontsize=style.TICK, color="#555555")
     _legend(figure, axes)
     below.bar(edges[:-1], counts, width=1 / num_bins, align="edge", color=_BARS, edgecolor="white")
     below.set_xlim(0, 1)
@@ -92,7 +98,7 @@ def reliability(
 
 
 def _pit(axes: Axes, pit: np.ndarray) -> None:
-    """The histogram of F(y), with the range in which each bar of a perfect model is."""
+    """The histogram of F(y), with the 95 % range of each bar for a perfect model."""
     count = len(pit)
     bins = int(np.clip(count // 8, 4, 10))
     heights, edges = np.histogram(pit, bins, range=(0, 1))
@@ -102,12 +108,12 @@ def _pit(axes: Axes, pit: np.ndarray) -> None:
     axes.axhline(mean, color="black", linewidth=0.8, linestyle=":")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, max(heights.max(), mean + spread) * 1.12)
-    style.describe(axes, "Where targets fall: flat is good", "share of the prediction below the target", "targets")
+    style.describe(axes, "Position of the targets: flat is good", "predicted probability of smaller values", "targets")
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
     handles, names = axes.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=style.TICK)
+    style.legend_of(figure, dict(zip(names, handles, strict=True)))
 
 
 def _square(axes: Axes) -> None:
@@ -119,5 +125,5 @@ def _square(axes: Axes) -> None:
 def _shares(values: Sequence[float] | np.ndarray, name: str) -> np.ndarray:
     array = np.asarray(values, dtype=float)
     if array.ndim != 1 or not np.isfinite(array).all() or (array < 0).any() or (array > 1).any():
-        raise ValueError(f"{name}: expected numbers between 0 and 1, got an array of {array.shape}.")
+        raise ValueError(f"{name}: expected numbers between 0 and 1; got an array of shape {array.shape}.")
     return array

@@ -1,4 +1,4 @@
-"""A kernel without its scale."""
+"""Kernels as correlations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 
 def correlations(kernel: Float[np.ndarray, "N N"]) -> Float[np.ndarray, "N N"]:
-    """ρ = κ(x, x′) / √(κ(x, x) κ(x′, x′)), made symmetric, within [−1, 1]; 0 where κ(x, x) is not positive."""
+    """The correlations ρ = κ(x, x′) / √(κ(x, x) κ(x′, x′)), symmetric and in [−1, 1]; 0 where κ(x, x) ≤ 0."""
     exact = kernel.astype(np.float64)
     diagonal = np.diagonal(exact)
     root = np.sqrt(np.where(diagonal > 0, diagonal, np.inf))

@@ -1,4 +1,4 @@
-"""Something that changes along training: a strip of panels, one a step, or an animation of the same panels."""
+"""What changes during training: a strip with one panel per step, or an animation of the same panels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dnn2gp.plots.correlations import correlations
 from dnn2gp.plots.style import Grouping
 
 MEAN, BAND, WIDE_BAND = "#1d3d78", "#7f9fd0", "#cfd8e6"
-"""The mean of a GP, its epistemic band, and the band with the noise of the labels."""
+"""The mean of a GP, its epistemic band, and its band including noise."""
 
 
 def posterior_strip(
@@ -27,7 +27,7 @@ def posterior_strip(
     noise: float,
     data: tuple[np.ndarray, np.ndarray],
 ) -> Figure:
-    """The GP over one input after each of T steps: means and epistemic standard deviations T × n on the grid."""
+    """The GP of one input after each of T steps, from T × n means and epistemic standard deviations on the grid."""
     _check(steps, means, epistemic)
     figure = style.new_figure(2.9 * len(steps) + 0.6, 3.4)
     panels = figure.subplots(1, len(steps), sharex=True, sharey=True, squeeze=False)[0]
@@ -38,14 +38,15 @@ def posterior_strip(
         axes.set_xlim(grid[0], grid[-1])
         style.describe(axes, _after(steps[position]), "x", "y" if position == 0 else "")
     handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=style.TICK)
+    style.legend_of(figure, dict(zip(names, handles, strict=True)))
     return figure
 
 
 def kernel_strip(steps: Sequence[int], kernels: np.ndarray, labels: np.ndarray) -> Figure:
     """The T × N × N kernels after each of T steps, grouped by class, as correlations κ(x, x') / √(κ(x, x) κ(x', x')).
 
-    The kernel's size changes by orders of magnitude while q_t narrows; what is alike to what is seen in correlations.
+    The scale of the kernel changes by orders of magnitude while q_t narrows; correlations show which examples are
+    similar.
     """
     _check(steps, kernels)
     groups = _groups(kernels, labels)
@@ -65,7 +66,7 @@ def posterior_animation(
     data: tuple[np.ndarray, np.ndarray],
     seconds: float = 6.0,
 ) -> FuncAnimation:
-    """The panels of `posterior_strip` one after the other: `.save("steps.gif", writer="pillow")`."""
+    """The panels of `posterior_strip` as an animation: `.save("steps.gif", writer="pillow")`."""
     _check(steps, means, epistemic)
     limits = _limits(data[1], means[-1], epistemic[-1], noise)
 
@@ -82,7 +83,7 @@ def posterior_animation(
 def kernel_animation(
     steps: Sequence[int], kernels: np.ndarray, labels: np.ndarray, seconds: float = 6.0
 ) -> FuncAnimation:
-    """The panels of `kernel_strip` one after the other: `.save("kernels.gif", writer="pillow")`."""
+    """The panels of `kernel_strip` as an animation: `.save("kernels.gif", writer="pillow")`."""
     _check(steps, kernels)
     groups = _groups(kernels, labels)
     return _animated(len(steps), lambda axes, i: _kernel(axes, kernels[i], groups, steps[i]), seconds, (4.0, 4.4))
@@ -103,7 +104,7 @@ def _animated(
 
 
 def _kernel(axes: Axes, kernel: np.ndarray, groups: Grouping, step: int) -> AxesImage:
-    """One kernel as correlations, grouped by class; its size is in the title."""
+    """One kernel as correlations, grouped by class; the title gives its scale."""
     values = correlations(kernel)[np.ix_(groups.order, groups.order)]
     image = axes.imshow(values, cmap=style.DIVERGING, norm=Normalize(-1, 1), interpolation="nearest")
     style.class_bar(axes, groups, "left")
@@ -118,7 +119,7 @@ def _kernel(axes: Axes, kernel: np.ndarray, groups: Grouping, step: int) -> Axes
 def _posterior(
     axes: Axes, grid: np.ndarray, mean: np.ndarray, epistemic: np.ndarray, noise: float, data: tuple
 ) -> None:
-    """Mean and two bands of two standard deviations, over the data."""
+    """The mean and two bands of two standard deviations, with the data."""
     total = np.sqrt(epistemic**2 + noise**2)
     axes.fill_between(grid, mean - 2 * total, mean + 2 * total, color=WIDE_BAND, label="± 2 std, with noise")
     axes.fill_between(grid, mean - 2 * epistemic, mean + 2 * epistemic, color=BAND, label="± 2 std, epistemic")
@@ -127,7 +128,7 @@ def _posterior(
 
 
 def _limits(y: np.ndarray, mean: np.ndarray, epistemic: np.ndarray, noise: float) -> tuple[float, float]:
-    """A range that shows the data and the last posterior's middle, and does not follow the bands of the first steps."""
+    """A range of y that shows the data and most of the last posterior, whatever the width of the first bands."""
     spread = 2.5 * float(np.median(np.sqrt(epistemic**2 + noise**2)))
     low, high = min(y.min(), np.percentile(mean, 5)), max(y.max(), np.percentile(mean, 95))
     margin = max(spread, 0.35 * float(high - low))
@@ -140,12 +141,14 @@ def _after(step: int) -> str:
 
 def _groups(kernels: np.ndarray, labels: np.ndarray) -> Grouping:
     if kernels.shape[1:] != (len(labels), len(labels)):
-        raise ValueError(f"expected T × N × N kernels of N = {len(labels)} labels, got an array of {kernels.shape}.")
+        raise ValueError(f"kernels: expected T × N × N with N = {len(labels)} labels; got shape {kernels.shape}.")
     return Grouping.of(np.asarray(labels))
 
 
 def _check(steps: Sequence[int], *arrays: np.ndarray) -> None:
     if not len(steps) or any(len(array) != len(steps) for array in arrays):
-        raise ValueError(f"expected one array for each of {len(steps)} steps, got {[len(array) for array in arrays]}.")
+        raise ValueError(
+            f"steps: expected one array for each of {len(steps)} steps; got {[len(array) for array in arrays]}."
+        )
     if not all(np.isfinite(array).all() for array in arrays):
-        raise ValueError("the arrays hold NaN or infinity.")
+        raise ValueError("expected finite arrays; got NaN or infinity.")

@@ -1,4 +1,4 @@
-"""Single examples by how certain the prediction is, with their images."""
+"""Examples sorted by the certainty of their predictions, with their images."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ def uncertainty(
     probabilities: np.ndarray,
     num_examples: int = 10,
 ) -> Figure:
-    """The two uncertainties of each example, and the images of the least and of the most certain ones.
+    """The two uncertainties of each example, and the images of the least and the most certain examples.
 
-    epistemic, aleatoric  one variance ≥ 0 an example, e.g. summed over the classes; certainty goes by their sum
-    images                N × H × W, dark where large
-    predictions           the predicted class, and `probabilities` the probability it was given
+    Args:
+        epistemic: One variance ≥ 0 per example, for instance summed over the classes.
+        aleatoric: The same. Examples are sorted by the sum of both variances.
+        images: N × H × W, dark where large.
+        labels: The true class of each example.
+        predictions: The predicted class of each example.
+        probabilities: The probability of the predicted class.
+        num_examples: The number of images in each of the two galleries.
     """
     _check(epistemic, aleatoric, images, labels, predictions, probabilities)
     order = np.argsort(epistemic + aleatoric, kind="stable")
@@ -33,7 +38,7 @@ def uncertainty(
     least, most = figure.add_subfigure(grid[0, 1]), figure.add_subfigure(grid[1, 1])
     _gallery(
         least,
-        "Least certain: the largest sum of both variances (p: probability of the prediction)",
+        "Least certain: largest sum of both variances (p: probability of the prediction)",
         order[::-1][:shown],
         images,
         labels,
@@ -42,7 +47,7 @@ def uncertainty(
     )
     _gallery(
         most,
-        "Most certain: the smallest sum of both variances",
+        "Most certain: smallest sum of both variances",
         order[:shown],
         images,
         labels,
@@ -53,11 +58,11 @@ def uncertainty(
 
 
 def _scatter(axes: Axes, epistemic: np.ndarray, aleatoric: np.ndarray, correct: np.ndarray) -> None:
-    """Each example by its two variances: blue dots where the prediction is right, red crosses where it is wrong."""
+    """Each example by its two variances: blue dots for correct predictions, red crosses for wrong ones."""
     floor = 1e-12  # log axes: a variance that underflowed is drawn at the edge
     x, y = np.maximum(aleatoric, floor), np.maximum(epistemic, floor)
     wrong = ~correct
-    axes.scatter(x[correct], y[correct], s=12, c=style.RIGHT, alpha=0.6, label=f"right ({correct.sum()})")
+    axes.scatter(x[correct], y[correct], s=12, c=style.RIGHT, alpha=0.6, label=f"correct ({correct.sum()})")
     axes.scatter(x[wrong], y[wrong], s=45, marker="x", c=style.WRONG, label=f"wrong ({wrong.sum()})")
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -67,9 +72,9 @@ def _scatter(axes: Axes, epistemic: np.ndarray, aleatoric: np.ndarray, correct: 
     axes.legend(title="prediction", fontsize=style.TICK, title_fontsize=style.TICK, loc="upper left")
     style.describe(
         axes,
-        "Two kinds of uncertainty, one mark an example",
-        "aleatoric variance (noise of the labels)",
-        "epistemic variance (what the model does not know)",
+        "Two kinds of uncertainty, one mark per example",
+        "aleatoric variance (label noise)",
+        "epistemic variance (model uncertainty)",
     )
 
 
@@ -82,7 +87,7 @@ def _gallery(
     predictions: np.ndarray,
     probabilities: np.ndarray,
 ) -> None:
-    """The images in rows of five, each with the truth, the prediction and its probability; red if wrong."""
+    """The images in rows of five, each with its label, prediction and probability; wrong predictions in red."""
     columns = 5
     rows = -(-len(chosen) // columns)
     figure.suptitle(title, fontsize=style.TITLE, x=0.02, ha="left")
@@ -106,8 +111,6 @@ def _check(epistemic: np.ndarray, aleatoric: np.ndarray, images: np.ndarray, *ot
     count = len(images)
     if images.ndim != 3 or count == 0 or any(array.shape != (count,) for array in (epistemic, aleatoric, *others)):
         shapes = [array.shape for array in (epistemic, aleatoric, images, *others)]
-        raise ValueError(
-            f"expected images (N, H, W) and one value for each of N ≥ 1 images elsewhere, got shapes {shapes}."
-        )
+        raise ValueError(f"images: expected N × H × W, and one value per image elsewhere; got shapes {shapes}.")
     if not (np.isfinite(epistemic).all() and np.isfinite(aleatoric).all()) or min(epistemic.min(), aleatoric.min()) < 0:
-        raise ValueError("the variances must be finite and not negative.")
+        raise ValueError("epistemic, aleatoric: expected finite variances ≥ 0.")

@@ -1,4 +1,4 @@
-"""A network in the plane, seen as a GP: its border, its features, its kernel and its posterior mean (Fig. 2)."""
+"""A network on the plane as a GP: its decision boundary, features, kernel and posterior mean (Fig. 2)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,23 @@ def network_as_gp(
     posterior_mean: np.ndarray,
     marked: dict[str, int],
 ) -> Figure:
-    """Four panels as in the paper; rows are grouped by class, within it by the posterior mean.
+    """Four panels as in the paper; rows are grouped by class and sorted by the posterior mean within each class.
 
-    features        N × P, and kernel N × N, posterior_mean N
-    marked          examples to point at in every panel, by their letters
+    Args:
+        inputs: N × 2.
+        labels: N classes, 0 or 1.
+        x: The first coordinate of the map of probabilities.
+        y: Its second coordinate.
+        probabilities: The map, len(y) × len(x).
+        features: N × P.
+        kernel: N × N.
+        posterior_mean: N.
+        marked: Letter → the example that it marks in every panel.
     """
     count = len(inputs)
     if len(features) != count or kernel.shape != (count, count) or posterior_mean.shape != (count,):
         raise ValueError(
-            f"expected {count} rows of features, a square kernel and a mean for each; got {features.shape}, "
+            f"expected {count} rows of features, of the kernel and of the posterior mean; got {features.shape}, "
             f"{kernel.shape} and {posterior_mean.shape}."
         )
     order = np.lexsort((posterior_mean, labels))
@@ -51,7 +59,7 @@ def network_as_gp(
 
 
 def _features(axes: Axes, features: np.ndarray, labels: np.ndarray, place: dict[str, int]) -> None:
-    limit = float(np.percentile(np.abs(features), 99)) or 1.0
+    limit = style.colour_limit(features)
     axes.imshow(features, cmap=style.DIVERGING, norm=Normalize(-limit, limit), aspect="auto", interpolation="nearest")
     _bar(axes, labels, "left")
     _letters(axes, place)
@@ -60,7 +68,7 @@ def _features(axes: Axes, features: np.ndarray, labels: np.ndarray, place: dict[
 
 
 def _kernel(axes: Axes, kernel: np.ndarray, labels: np.ndarray, place: dict[str, int]) -> None:
-    limit = float(np.percentile(np.abs(kernel), 99)) or 1.0
+    limit = style.colour_limit(kernel)
     axes.imshow(kernel, cmap=style.DIVERGING, norm=Normalize(-limit, limit), aspect="auto", interpolation="nearest")
     _bar(axes, labels, "left")
     _bar(axes, labels, "top")
@@ -78,7 +86,7 @@ def _mean(axes: Axes, mean: np.ndarray, labels: np.ndarray, place: dict[str, int
             name, (where, mean[where]), ha="center", va="bottom" if mean[where] >= 0 else "top", weight="bold"
         )
     axes.margins(y=0.25)
-    axes.set_xlim(-0.5, len(mean) - 0.5)  # below the columns of the kernel
+    axes.set_xlim(-0.5, len(mean) - 0.5)  # aligned with the columns of the kernel
     axes.set_xticks([])
     axes.axhline(0, color="black", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
@@ -96,7 +104,7 @@ def _bar(axes: Axes, labels: np.ndarray, side: str) -> None:
 
 
 def _letters(axes: Axes, place: dict[str, int]) -> None:
-    """Beside the rows of the marked examples."""
+    """Letters next to the rows of the marked examples."""
     for name, row in place.items():
         axes.annotate(
             name,

@@ -1,4 +1,4 @@
-"""Maps over examples, grouped by class: the kernel, the posterior mean and the two variances (Fig. 4)."""
+"""Matrices of examples, grouped by class: the kernel, the posterior mean and the two variances (Fig. 4)."""
 
 from __future__ import annotations
 
@@ -12,30 +12,33 @@ from matplotlib.image import AxesImage
 from dnn2gp.plots import style
 from dnn2gp.plots.style import Grouping
 
-# Entries below 0 of this share of the scale are not to be seen.
+# Negative entries smaller than this share of the scale are invisible.
 _SLIGHT = 0.02
 
 
 def kernel_matrix(
     kernel: np.ndarray, labels: np.ndarray, names: tuple[str, ...] | None = None, *, of: str = ""
 ) -> Figure:
-    """The N × N kernel between examples, rows and columns grouped by class, as in Fig. 4(a), right.
+    """The N × N kernel between examples, with rows and columns grouped by class, as in Fig. 4(a), right.
 
-    names  of the classes 0, 1, …; without them the bars have the labels
-    of     what it is a kernel of, for the title
+    The colours end at the 99th percentile of |κ|, so that the few largest entries, mostly on the diagonal, do not hide
+    the rest.
 
-    The colours end at the 99th percentile of |κ| (stronger pairs have the last colour), so that the few largest
-    entries, mostly on the diagonal, do not hide the rest.
+    Args:
+        kernel: N × N.
+        labels: The class of each example.
+        names: The names of the classes 0, 1, …; by default the labels themselves.
+        of: What the kernel belongs to, for the title.
     """
     labels = _check(kernel, labels, "kernel")
     if kernel.shape[0] != kernel.shape[1]:
-        raise ValueError(f"kernel must be square, got shape {kernel.shape}.")
+        raise ValueError(f"kernel: expected a square matrix; got shape {kernel.shape}.")
     groups = Grouping.of(labels)
     values = kernel[np.ix_(groups.order, groups.order)]
     beside = style.names_beside(groups, names)
     figure = style.new_figure(7.8 + style.room(beside) / 72, 6.6)
     axes = figure.add_subplot()
-    limit = _limit(values)
+    limit = style.colour_limit(values)
     norm = Normalize(-limit, limit)
     image = axes.imshow(values, cmap=style.DIVERGING, norm=norm, interpolation="nearest")
     style.class_bar(axes, groups, "left", names)
@@ -43,12 +46,10 @@ def kernel_matrix(
     style.class_lines(axes, groups, "#888888", both=True)
     beyond = (bool((values < -limit).any()), bool((values > limit).any()))
     extend = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
-    scale = style.colour_bar(
-        axes, image, "tr κ(x, x′), the kernel summed over the outputs (▲: beyond the scale)", extend
-    )
-    if values.min() > -_SLIGHT * limit:  # no blue to tell of
+    scale = style.colour_bar(axes, image, "tr κ(x, x′), the kernel summed over outputs (▲: beyond the scale)", extend)
+    if values.min() > -_SLIGHT * limit:  # nothing blue to see
         scale.ax.set_ylim(min(0.0, float(values.min())), limit)
-    title = _title("Kernel: which examples are alike to the network", of)
+    title = _title("Kernel: which examples are similar for the network", of)
     style.describe(axes, title, "the same examples", "examples, grouped by class", ("left", "top"), beside)
     _no_ticks(axes)
     return figure
@@ -57,7 +58,7 @@ def kernel_matrix(
 def posterior_mean(
     mean: np.ndarray, labels: np.ndarray, names: tuple[str, ...] | None = None, *, of: str = ""
 ) -> Figure:
-    """The N × K posterior mean, rows grouped by class, as in Fig. 4(a), left; `names` and `of` as for the kernel."""
+    """The N × K posterior mean, with rows grouped by class (Fig. 4(a), left); `names` and `of` as for the kernel."""
     labels = _check(mean, labels, "mean")
     groups = Grouping.of(labels)
     values = mean[groups.order]
@@ -87,21 +88,21 @@ def uncertainty_maps(
     *,
     of: str = "",
 ) -> Figure:
-    """The two N × K parts of the predictive variance side by side on one scale (Fig. 4(d)); `names` and `of` as above.
+    """The two N × K parts of the predictive variance on one scale (Fig. 4(d)); `names` and `of` as for the kernel.
 
-    Brightness follows the square root of the variance, so that small variances are seen beside large ones. It ends at
-    ¼, the most that a label of 0 or 1 can have, which the epistemic part may exceed to first order.
+    The brightness follows the square root of the variance, so that small variances are visible next to large ones. It
+    ends at ¼, the largest variance of a label of 0 or 1, which the epistemic part may exceed to first order.
     """
     labels = _check(epistemic, labels, "epistemic")
     _check(aleatoric, labels, "aleatoric")
     if epistemic.shape != aleatoric.shape:
-        raise ValueError(f"the two variances must have one shape, got {epistemic.shape} and {aleatoric.shape}.")
+        raise ValueError(f"epistemic, aleatoric: expected the same shape; got {epistemic.shape} and {aleatoric.shape}.")
     groups = Grouping.of(labels)
     largest = float(max(epistemic.max(), aleatoric.max())) or 1.0
     norm = PowerNorm(0.5, vmin=0.0, vmax=min(largest, 0.25))
     beside = style.names_beside(groups, names)
     figure = style.new_figure(8.8 + style.room(beside) / 72, 6.6)
-    parts = {"Epistemic: what the model does not know": epistemic, "Aleatoric: noise of the labels": aleatoric}
+    parts = {"Epistemic: model uncertainty": epistemic, "Aleatoric: label noise": aleatoric}
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (title, values) in zip(panels, parts.items(), strict=True):
         first = axes is panels[0]
@@ -113,7 +114,7 @@ def uncertainty_maps(
         figure.suptitle(of, fontsize=style.TITLE, x=0.02, ha="left")
     scale = ScalarMappable(norm, style.SEQUENTIAL)
     beyond = largest > 0.25
-    words = "variance of y, the label as 0 or 1 for each class" + " (▲: above ¼, to first order)" * beyond
+    words = "variance of y, the label of each class as 0 or 1" + " (▲: above ¼, to first order)" * beyond
     style.colour_bar(panels[1], scale, words, "max" if beyond else "neither")
     return figure
 
@@ -132,7 +133,7 @@ def _rows(
     *,
     beside: bool = True,
 ) -> AxesImage:
-    """One row an example, one column an output, with the class bar on the left, its names only if they are `beside`."""
+    """One row per example and one column per output, with the class bar on the left, named only if `beside`."""
     image = axes.imshow(values, cmap=colours, aspect="auto", interpolation="nearest", norm=norm)
     long = style.names_beside(groups, names)
     style.class_bar(axes, groups, "left", ("",) * len(long) if long and not beside else names)
@@ -150,20 +151,14 @@ def _no_ticks(axes: Axes) -> None:
     axes.set_yticks([])
 
 
-def _limit(values: np.ndarray) -> float:
-    """Where the colours end: the 99th percentile of the absolute values, or their maximum if that is 0."""
-    sizes = np.abs(values)
-    return float(np.percentile(sizes, 99)) or float(sizes.max()) or 1.0
-
-
 def _check(values: np.ndarray, labels: np.ndarray, name: str) -> np.ndarray:
-    """The labels, if there is one for each row of finite values."""
+    """The labels, if there is one per row and all values are finite."""
     labels = np.asarray(labels)
     if values.ndim != 2 or labels.shape != (len(values),) or len(values) == 0:
         raise ValueError(
-            f"expected {name} with one row and labels with one entry for each of N ≥ 1 examples, "
-            f"got shapes {values.shape} and {labels.shape}."
+            f"{name}: expected a matrix with one row, and one label, for each of N ≥ 1 examples; got shapes "
+            f"{values.shape} and {labels.shape}."
         )
     if not np.isfinite(values).all():
-        raise ValueError(f"{name} holds NaN or infinity.")
+        raise ValueError(f"{name}: expected finite numbers; got NaN or infinity.")
     return labels

@@ -1,4 +1,4 @@
-"""Maps over the plane with the data on top: the mean and both uncertainties of two classes (Fig. 9)."""
+"""Maps of the plane with the data: the mean and both uncertainties for two classes (Fig. 9)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,19 @@ def plane_maps(
     *,
     scales: dict[str, str],
 ) -> Figure:
-    """One panel a map: H × W values at the points (x, y), and the examples of two classes.
+    """One panel per map, each with the examples of two classes.
 
-    scales  a label for the colours of each map; one whose name is "mean" is a probability, from 0 to 1
+    Args:
+        x: W first coordinates.
+        y: H second coordinates.
+        maps: Title → H × W values. A map whose title begins with "mean" shows a probability, from 0 to 1.
+        inputs: N × 2.
+        labels: N classes, 0 or 1.
+        scales: Title → label of the colour bar.
     """
     for name, values in maps.items():
         if values.shape != (len(y), len(x)):
-            raise ValueError(f"{name}: expected {len(y)} × {len(x)} values, got {values.shape}.")
+            raise ValueError(f"{name}: expected {len(y)} × {len(x)} values; got {values.shape}.")
     figure = style.new_figure(4.3 * len(maps), 4.1)
     panels = figure.subplots(1, len(maps), squeeze=False)[0]
     for axes, (name, values) in zip(panels, maps.items(), strict=True):
@@ -41,7 +47,7 @@ def plane_maps(
 
 
 def plane(axes: Axes, x: np.ndarray, y: np.ndarray, values: np.ndarray, *, probability: bool) -> AxesImage:
-    """The map itself; a probability has its border, ½, as a line."""
+    """Draw the map; a probability gets a line at ½, the decision boundary."""
     extent = (float(x[0]), float(x[-1]), float(y[0]), float(y[-1]))
     limits = (0.0, 1.0) if probability else (0.0, float(values.max()) or 1.0)
     image = axes.imshow(
@@ -60,7 +66,7 @@ def plane(axes: Axes, x: np.ndarray, y: np.ndarray, values: np.ndarray, *, proba
 
 
 def points(axes: Axes, inputs: np.ndarray, labels: np.ndarray) -> None:
-    """The examples, told apart by colour and by shape."""
+    """Draw the examples, with one colour and one marker per class."""
     for label, (colour, mark) in enumerate(zip(CLASSES, _MARKS, strict=True)):
         own = inputs[labels == label]
         axes.scatter(own[:, 0], own[:, 1], s=16, c=colour, marker=mark, edgecolors="white", linewidths=0.6)

@@ -1,8 +1,10 @@
-"""One look for all pictures: fonts, colours of the classes, colour maps, and the bars that mark the classes."""
+"""The common style of all figures: fonts, colours, and the bars that mark the classes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -14,30 +16,30 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 
 DIVERGING = "RdBu_r"
-"""Signed values, centred at 0: blue below, white at 0, red above."""
+"""For signed values, centred at 0: blue is negative, white is 0, red is positive."""
 SEQUENTIAL = "magma"
-"""Values ≥ 0 such as variances: dark at 0, bright where large."""
+"""For values ≥ 0 such as variances: dark is 0, bright is large."""
 RIGHT, WRONG = "#4878a8", "#d62728"
-"""Correct and wrong predictions; they also differ in shape wherever they are drawn."""
+"""Correct and wrong predictions, which also have different markers."""
 
 DPI = 150
 TITLE, LABEL, TICK = 12, 10, 9
-_BAR = 0.035  # width of a class bar, as a share of the axes beside it
+_BAR = 0.035  # width of a class bar, as a share of its axes
 _GAP = 0.012
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """Examples in order of their class: which row goes where, and where each class begins and ends."""
+    """The order of examples grouped by class, and where each class begins and ends."""
 
     order: np.ndarray
     classes: tuple[int, ...]
     edges: np.ndarray
-    """Row at which each class begins, and the number of rows at the end."""
+    """The first row of each class, followed by the number of rows."""
 
     @staticmethod
     def of(labels: np.ndarray) -> Grouping:
-        """Grouped by increasing label; examples of one class stay in the order in which they came."""
+        """Group by increasing label; examples of a class keep their order."""
         classes, counts = np.unique(labels, return_counts=True)
         order = np.argsort(labels, kind="stable")
         return Grouping(order, tuple(int(c) for c in classes), np.concatenate([[0], np.cumsum(counts)]))
@@ -49,12 +51,12 @@ class Grouping:
 
     @property
     def positions(self) -> np.ndarray:
-        """For each row, after ordering, the position of its class among `classes`."""
+        """The position in `classes` of the class of each row, after sorting."""
         return np.repeat(np.arange(len(self.classes)), np.diff(self.edges))
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches, with a canvas of its own."""
+    """An empty figure with its own canvas; sizes are in inches."""
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     return figure
@@ -69,9 +71,10 @@ def class_colours(count: int) -> ListedColormap:
 
 
 def class_bar(axes: Axes, groups: Grouping, side: str, names: tuple[str, ...] | None = None) -> Axes:
-    """A bar beside the axes (side "left" or "top"), coloured and named by class; `names` are those of 0, 1, ….
+    """A bar along the axes (side "left" or "top") with the colour and the name of each class.
 
-    Names that would not fit into the bars are beside the left one alone.
+    `names` are the names of the classes 0, 1, …. Names that do not fit into the bars are written next to the left bar
+    only.
     """
     colours = class_colours(len(groups.classes))
     vertical = side == "left"
@@ -98,17 +101,17 @@ def class_bar(axes: Axes, groups: Grouping, side: str, names: tuple[str, ...] | 
 
 
 def names_beside(groups: Grouping, names: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The names, if they are too long to be written into the bars."""
+    """The names, if they are too long to fit into the bars."""
     return names if names and len(groups.classes) > 4 and max(map(len, names)) > 3 else ()
 
 
 def room(beside: tuple[str, ...]) -> float:
-    """In points, what names beside a bar take."""
+    """The width, in points, of names next to a bar."""
     return 0.6 * TICK * max(map(len, beside), default=0)
 
 
 def class_lines(axes: Axes, groups: Grouping, colour: str, *, both: bool) -> None:
-    """Thin lines between the classes: across the rows, and with `both` across the columns too."""
+    """Thin lines between the classes of the rows and, with `both`, of the columns."""
     for edge in groups.edges[1:-1]:
         axes.axhline(edge - 0.5, color=colour, linewidth=0.4)
         if both:
@@ -116,10 +119,10 @@ def class_lines(axes: Axes, groups: Grouping, colour: str, *, both: bool) -> Non
 
 
 def colour_bar(axes: Axes, image: ScalarMappable, label: str, extend: str = "neither") -> Colorbar:
-    """The scale of an image, to its right."""
+    """The colour bar of an image, to its right."""
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
-    beside = axes.inset_axes((1.02, 0.0, 0.03, 1.0))  # as tall as the image, whatever its aspect
+    beside = axes.inset_axes((1.02, 0.0, 0.03, 1.0))  # as tall as the image, whatever its aspect ratio
     bar = figure.colorbar(image, cax=beside, extend=extend)
     bar.set_label(label, fontsize=LABEL)
     bar.ax.tick_params(labelsize=TICK)
@@ -128,10 +131,28 @@ def colour_bar(axes: Axes, image: ScalarMappable, label: str, extend: str = "nei
 
 
 def legend_below(axes: Axes, columns: int = 4, share: float = 0.13) -> None:
-    """What the lines are, below the axis by a share of its height, where it hides nothing."""
+    """The legend of the axes, below them by a share of their height."""
     axes.legend(
         fontsize=TICK, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -share), ncols=columns, columnspacing=1.2
     )
+
+
+def legend_of(figure: Figure, handles: Mapping[str, Any]) -> None:
+    """One legend for the whole figure, below it; `handles` maps the names to what was drawn."""
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=len(handles),
+        frameon=False,
+        fontsize=TICK,
+    )
+
+
+def colour_limit(values: np.ndarray) -> float:
+    """The end of a symmetric colour scale: the 99th percentile of |values|, or their maximum if that is 0, or 1."""
+    sizes = np.abs(values.astype(np.float64))
+    return float(np.percentile(sizes, 99)) or float(sizes.max()) or 1.0
 
 
 def describe(
@@ -142,7 +163,7 @@ def describe(
     bars: tuple[str, ...] = (),
     beside: tuple[str, ...] = (),
 ) -> None:
-    """Title and axis labels in words, which make room for class bars on the given sides and for names beside them."""
+    """Set the title and the labels, leaving room for class bars on the given sides and for names next to them."""
     axes.set_title(title, fontsize=TITLE, loc="left", pad=30 if "top" in bars else 6)
     axes.set_xlabel(xlabel, fontsize=LABEL)
     axes.set_ylabel(ylabel, fontsize=LABEL, labelpad=(28 if "left" in bars else 4) + room(beside))
@@ -150,6 +171,6 @@ def describe(
 
 
 def _readable_on(colour: tuple[float, float, float, float]) -> str:
-    """Black or white, whichever stands out from the colour."""
+    """Black or white, whichever contrasts more with the colour."""
     red, green, blue, _ = colour
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.6 else "white"

@@ -1,4 +1,4 @@
-"""Curves of tuning: errors and the log evidence along a setting, with a star where each is best."""
+"""Tuning curves: errors and the log evidence as functions of a setting, with a star at the best value."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocat
 
 from dnn2gp.plots import style
 
-Band: TypeAlias = tuple[Sequence[float] | np.ndarray, Sequence[float] | np.ndarray]
-"""Means, and their standard errors."""
+Means: TypeAlias = tuple[Sequence[float] | np.ndarray, Sequence[float] | np.ndarray]
+"""Means and their standard errors."""
 
 EVIDENCE, TEST = "#1d3d78", "#c44e52"
-"""The log evidence, and errors on rows that were held out."""
+"""The colours of the log evidence and of the test error."""
 _OTHERS = ("#8c8c8c", "#55a868", "#8172b2", "#ccb974")
-# Up to this many settings each is marked, and named at the axis.
+# Up to this many settings have a marker and a tick each.
 _MARKED = 15
 
 
 def tuning_curves(
     settings: Sequence[float] | Sequence[str],
-    evidence: Band,
-    errors: Mapping[str, Band] | None = None,
+    evidence: Means,
+    errors: Mapping[str, Means] | None = None,
     *,
     xlabel: str,
     log_x: bool = False,
@@ -37,13 +37,19 @@ def tuning_curves(
     error_label: str = "squared error",
     evidence_label: str = "log evidence (nats)",
 ) -> Figure:
-    """Errors on the left axis, the log evidence on the right, as in the paper's Figs. 5 and 6.
+    """Errors on the left axis and the log evidence on the right, as in Figs. 5 and 6 of the paper.
 
-    settings  the values of the setting: numbers, or names
-    evidence  its means over the repeats, and their standard errors; the star is at the largest
-    errors    the same for each kind of error ("train", "test"); a star is at the smallest of "test". Without errors the
-              evidence has the left axis
-    chosen    a setting to mark by a vertical line: the one that is used, where that need not be the best
+    Args:
+        settings: The values of the setting: numbers or names.
+        evidence: The means over the repeats and their standard errors. A star marks the largest mean.
+        errors: The same for each kind of error ("train", "test"). A star marks the smallest "test" error. Without
+            errors, the evidence is on the left axis.
+        xlabel: The name of the setting.
+        log_x: Whether the setting has a logarithmic axis.
+        chosen: A setting to mark with a vertical line: the one in use, which need not be the best.
+        title: The title of the figure.
+        error_label: The label of the errors.
+        evidence_label: The label of the evidence.
     """
     figure = style.new_figure(6.4, 4.2)
     left = figure.add_subplot()
@@ -51,13 +57,13 @@ def tuning_curves(
     style.describe(left, title, xlabel, error_label if errors else evidence_label)
     if drawn.right is not left:
         label_evidence(drawn.right, evidence_label)
-    legend(figure, drawn)
+    style.legend_of(figure, drawn.handles)
     return figure
 
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """What a panel shows: the axes of the evidence, and what goes into the legend, by name."""
+    """What was drawn in a panel: the axes of the evidence, and the entries of the legend by name."""
 
     right: Axes
     handles: dict[str, Any]
@@ -66,18 +72,18 @@ class Drawn:
 def draw_curves(
     left: Axes,
     settings: Sequence[float] | Sequence[str],
-    evidence: Band,
-    errors: Mapping[str, Band] | None = None,
+    evidence: Means,
+    errors: Mapping[str, Means] | None = None,
     *,
     log_x: bool = False,
     chosen: float | None = None,
 ) -> Drawn:
-    """The curves of one panel, without labels: errors on `left`, and where there are any, the evidence on its twin."""
+    """The curves of one panel, without labels: errors on `left`, and the evidence on its twin if there are errors."""
     errors = {} if errors is None else errors
     named = any(isinstance(setting, str) for setting in settings)
     x = np.arange(len(settings), dtype=float) if named else np.asarray(settings, dtype=float)
-    bands = {name: _band(band, len(x), name) for name, band in errors.items()}
-    own = _band(evidence, len(x), "evidence")
+    bands = {name: _means(band, len(x), name) for name, band in errors.items()}
+    own = _means(evidence, len(x), "evidence")
     right = left.twinx() if bands else left
     handles: dict[str, Any] = {
         f"{name} error": _line(left, x, band, *_look(name, bands)) for name, band in bands.items()
@@ -91,31 +97,19 @@ def draw_curves(
     _axis(left, x, list(map(str, settings)) if named else None, log_x and not named)
     left.grid(axis="x", color="#eeeeee")
     left.set_axisbelow(True)
-    return Drawn(right, {**handles, "the best": star})
+    return Drawn(right, {**handles, "best": star})
 
 
 def label_evidence(right: Axes, label: str) -> None:
-    """The axis of the evidence, in its colour."""
+    """Label the axis of the evidence, in its colour."""
     right.set_ylabel(label, fontsize=style.LABEL, color=EVIDENCE)
     right.tick_params(labelsize=style.TICK, colors=EVIDENCE)
-
-
-def legend(figure: Figure, drawn: Drawn) -> None:
-    """One for the figure, below it."""
-    figure.legend(
-        list(drawn.handles.values()),
-        list(drawn.handles),
-        loc="outside lower center",
-        ncols=len(drawn.handles),
-        frameon=False,
-        fontsize=style.TICK,
-    )
 
 
 def _line(
     axes: Axes, x: np.ndarray, band: tuple[np.ndarray, np.ndarray], colour: str, dashes: str, marker: str
 ) -> ErrorbarContainer:
-    """A line through the means, with its standard errors as bars and as a band."""
+    """A line through the means, with standard errors as bars and as a band."""
     mean, stderr = band
     axes.fill_between(x, mean - stderr, mean + stderr, color=colour, alpha=0.15, linewidth=0)
     many = len(x) > _MARKED
@@ -140,7 +134,7 @@ def _look(name: str, bands: Mapping[str, object]) -> tuple[str, str, str]:
 
 
 def _star(axes: Axes, x: np.ndarray, mean: np.ndarray, best: int, colour: str) -> Line2D:
-    """A black star at the best mean, its rim in the colour of the curve."""
+    """A black star at the best mean, with an edge in the colour of the curve."""
     (star,) = axes.plot(
         x[best], mean[best], "*", color="black", markersize=16, markeredgecolor=colour, markeredgewidth=1.5, zorder=10
     )
@@ -148,7 +142,7 @@ def _star(axes: Axes, x: np.ndarray, mean: np.ndarray, best: int, colour: str) -
 
 
 def _axis(axes: Axes, x: np.ndarray, names: list[str] | None, log: bool) -> None:
-    """A tick at every setting if they are few."""
+    """Set one tick per setting if there are few."""
     if log:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator())
@@ -160,12 +154,12 @@ def _axis(axes: Axes, x: np.ndarray, names: list[str] | None, log: bool) -> None
         axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _band(band: Band, count: int, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Means and standard errors, NaN where a training diverged."""
-    mean, stderr = (np.asarray(part, dtype=float) for part in band)
+def _means(given: Means, count: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard errors, NaN where training diverged."""
+    mean, stderr = (np.asarray(part, dtype=float) for part in given)
     if mean.shape != (count,) or stderr.shape != (count,):
-        raise ValueError(f"{name}: expected {count} means and standard errors, got {mean.shape} and {stderr.shape}.")
+        raise ValueError(f"{name}: expected {count} means and standard errors; got {mean.shape} and {stderr.shape}.")
     if not np.isfinite(mean).any():
-        raise ValueError(f"{name}: none of its means is a number.")
+        raise ValueError(f"{name}: expected at least one finite mean.")
     there = np.isfinite(mean)
     return np.where(there, mean, np.nan), np.where(there & np.isfinite(stderr), stderr, 0.0)

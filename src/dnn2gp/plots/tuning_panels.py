@@ -1,4 +1,4 @@
-"""Several tuning curves as panels of one figure, in the layout of the paper's Figs. 5 and 6."""
+"""Several tuning curves as panels of one figure, in the layout of Figs. 5 and 6 of the paper."""
 
 from __future__ import annotations
 
@@ -10,38 +10,30 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dnn2gp.plots import style
-from dnn2gp.plots.tuning import Band, Drawn, draw_curves, label_evidence, legend
+from dnn2gp.plots.bands import Band
+from dnn2gp.plots.tuning import Drawn, Means, draw_curves, label_evidence
 
 _WIDTH, _HEIGHT = 4.6, 3.8
-# Of the fits, from the weakest prior to the strongest; they also differ in their dashes.
+# Colours and dashes of the fits, from the weakest prior to the strongest.
 _FITS = (("#c44e52", "--"), ("#1d3d78", "-"), ("#55a868", ":"), ("#8172b2", "-."))
 
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """Errors and the log evidence along one setting, as `tuning_curves` takes them."""
+    """Errors and the log evidence along one setting; see `tuning_curves`."""
 
     settings: Sequence[float] | np.ndarray
-    evidence: Band
-    errors: Mapping[str, Band] = field(default_factory=dict)
+    evidence: Means
+    errors: Mapping[str, Means] = field(default_factory=dict)
     xlabel: str = ""
     title: str = ""
     log_x: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """A network along x, and the standard deviation of y of its GP."""
-
-    name: str
-    mean: np.ndarray
-    std: np.ndarray
-
-
 def tuning_panels(
     panels: Sequence[Panel], *, error_label: str = "mean squared error", evidence_label: str = "log evidence (nats)"
 ) -> Figure:
-    """Fig. 6: errors on the left axis of each panel, the log evidence on the right; stars where each is best."""
+    """Fig. 6: errors on the left axis of each panel, the log evidence on the right, and stars at the best values."""
     if not panels:
         raise ValueError("expected at least one panel.")
     figure = style.new_figure(_WIDTH * len(panels), _HEIGHT)
@@ -52,7 +44,7 @@ def tuning_panels(
 
 def fits_and_panels(
     x: np.ndarray,
-    fits: Sequence[Fit],
+    fits: Sequence[Band],
     inputs: np.ndarray,
     targets: np.ndarray,
     panels: Sequence[Panel],
@@ -60,12 +52,12 @@ def fits_and_panels(
     error_label: str = "mean squared error",
     evidence_label: str = "log evidence (nats)",
 ) -> Figure:
-    """Fig. 5: the data with some fits at the left, then the panels of `tuning_panels`, all with the same axes.
+    """Fig. 5: the data with some fits on the left, then the panels of `tuning_panels` with common axes.
 
-    fits  with their bands of one standard deviation; what they are called goes into the legend of their panel
+    `fits` are the predictions of a few networks along `x`, drawn with bands of one standard deviation of y.
     """
     if not fits or not panels:
-        raise ValueError(f"expected fits and panels, got {len(fits)} and {len(panels)}.")
+        raise ValueError(f"expected at least one fit and one panel; got {len(fits)} and {len(panels)}.")
     figure = style.new_figure(_WIDTH * (len(panels) + 1), _HEIGHT)
     axes = figure.subplots(1, len(panels) + 1, squeeze=False)[0]
     _fits(axes[0], x, fits, inputs, targets)
@@ -76,7 +68,7 @@ def fits_and_panels(
 
 
 def _same_range(axes: Sequence[Axes]) -> None:
-    """What is larger in one panel than in another is higher."""
+    """Give all axes the same range, so that panels can be compared."""
     ends = [each.get_ylim() for each in axes]
     for each in axes:
         each.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
@@ -85,7 +77,7 @@ def _same_range(axes: Sequence[Axes]) -> None:
 def _panels(
     figure: Figure, axes: Sequence[Axes], panels: Sequence[Panel], error_label: str, evidence_label: str
 ) -> list[Drawn]:
-    """Each panel, with labels at the outer axes alone, and one legend for all."""
+    """All panels, with labels on the outer axes only, and one legend."""
     drawn: list[Drawn] = []
     for left, panel in zip(axes, panels, strict=True):
         own = draw_curves(
@@ -96,19 +88,17 @@ def _panels(
         if own.right is not left:
             label_evidence(own.right, evidence_label * last)
         drawn.append(own)
-    legend(figure, max(drawn, key=lambda each: len(each.handles)))
+    style.legend_of(figure, max((own.handles for own in drawn), key=len))
     return drawn
 
 
-def _fits(axes: Axes, x: np.ndarray, fits: Sequence[Fit], inputs: np.ndarray, targets: np.ndarray) -> None:
-    """Means as lines, bands as light fills with thin edges, the data as dots."""
+def _fits(axes: Axes, x: np.ndarray, fits: Sequence[Band], inputs: np.ndarray, targets: np.ndarray) -> None:
+    """Means as lines, bands as light fills with thin edges, and data as dots."""
     if len(fits) > len(_FITS):
-        raise ValueError(f"expected at most {len(_FITS)} fits, got {len(fits)}.")
+        raise ValueError(f"fits: expected at most {len(_FITS)}; got {len(fits)}.")
     axes.plot(inputs, targets, "k.", markersize=4, label="data", zorder=3)
     for (colour, dashes), fit in zip(_FITS, fits, strict=False):
-        if fit.mean.shape != x.shape or fit.std.shape != x.shape:
-            raise ValueError(f"{fit.name}: expected {x.shape} means and deviations, got {fit.mean.shape}.")
-        low, high = fit.mean - fit.std, fit.mean + fit.std
+        low, high = fit.edges(x)
         axes.fill_between(x, low, high, color=colour, alpha=0.08, linewidth=0)
         for edge in (low, high):
             axes.plot(x, edge, color=colour, linewidth=0.7, linestyle=dashes)

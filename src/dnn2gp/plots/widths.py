@@ -1,4 +1,4 @@
-"""Ever wider networks beside the Gaussian process of infinitely many units."""
+"""Networks of increasing width compared with the Gaussian process of an infinitely wide network."""
 
 from __future__ import annotations
 
@@ -21,11 +21,16 @@ def widths(
     limit: tuple[np.ndarray, np.ndarray],
     data: tuple[np.ndarray, np.ndarray],
 ) -> Figure:
-    """Left how far the kernels are from their limits, right the GPs of up to three widths.
+    """Left: the distance of the kernels from their limits. Right: the GPs of up to three widths.
 
-    counts       W widths; errors by name, W × repeats
-    means, stds  W × repeats × len(x): of the first repeat two widths are drawn, the smallest and one in the middle
-    limit        mean and standard deviation of the infinite one
+    Args:
+        counts: W widths.
+        errors: Name of a kernel → its relative distances, W × repeats.
+        x: The inputs along which the GPs are given.
+        means: W × repeats × len(x); the first repeat is drawn.
+        stds: The same for standard deviations.
+        limit: Mean and standard deviation of the infinitely wide network.
+        data: Inputs and targets.
     """
     shown = sorted({0, len(counts) // 2, len(counts) - 1})
     figure = style.new_figure(3.9 + 3.1 * len(shown), 4.3)
@@ -33,12 +38,12 @@ def widths(
     low, high = float(np.min(limit[0] - 2.6 * limit[1])), float(np.max(limit[0] + 2.6 * limit[1]))
     _errors(panels[0], counts, errors)
     for axes, place in zip(panels[1:], shown, strict=True):
-        _band(axes, x, *limit, "#222222", "infinitely many units", 0.1)
+        _band(axes, x, *limit, "#222222", "infinite width", 0.1)
         _band(axes, x, means[place, 0], stds[place, 0], "#c44e52", f"{counts[place]:,} units", 0.2)
         axes.plot(*data, "k.", markersize=5)
         style.legend_below(axes, 1)
         axes.set_ylim(low, high)
-        style.describe(axes, f"GP of a network of {counts[place]:,} units", "x", "f" if place == 0 else "")
+        style.describe(axes, f"GP of a network with {counts[place]:,} units", "x", "f" if place == 0 else "")
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -53,7 +58,7 @@ def _errors(axes: Axes, counts: np.ndarray, errors: dict[str, np.ndarray]) -> No
     axes.set(xscale="log", yscale="log")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.legend(fontsize=style.TICK, frameon=False, title="kernel of", title_fontsize=style.TICK)
-    style.describe(axes, "Towards the infinite network", "hidden units", "‖κ − κ∞‖ / ‖κ∞‖")
+    style.describe(axes, "Convergence to infinite width", "hidden units", "‖κ − κ∞‖ / ‖κ∞‖")
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -19,8 +19,9 @@ from plots.report.made import CLASSES, examples, kernel, kernel_map, mean_map, s
 
 from dnn2gp.plots.report import Examples, InteractiveMap, Section, html
 from dnn2gp.plots.report.claim import Claim
-from dnn2gp.plots.report.maps import limit, sprite
+from dnn2gp.plots.report.maps import sprite
 from dnn2gp.plots.report.template import duration
+from dnn2gp.plots.style import colour_limit
 
 EVIL = "<script>alert('x')</script>\"&"
 
@@ -213,10 +214,10 @@ def test_sprite(count: int, colour: bool) -> None:
 
 
 def test_limit_of_zeros() -> None:
-    assert limit(np.zeros((3, 3))) == 1.0
+    assert colour_limit(np.zeros((3, 3))) == 1.0
     few = np.zeros((20, 20))
     few[0, 0] = -3.0
-    assert limit(few) == 3.0
+    assert colour_limit(few) == 3.0
 
 
 @pytest.mark.parametrize("name", ["interactive.js", "style.css"])

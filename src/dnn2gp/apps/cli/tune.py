@@ -14,7 +14,7 @@ from dnn2gp.apps.cli.shared import Out, Preset, Seed, reported_errors
 from dnn2gp.support.errors import InputError
 
 
-class Task(str, Enum):
+class TaskName(str, Enum):
     """What is predicted."""
 
     regression = "regression"
@@ -29,7 +29,7 @@ def tune(
         ),
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict.")] = None,
-    task: Annotated[Task, typer.Option(help="Whether the target is a number or a class.")] = Task.regression,
+    task: Annotated[TaskName, typer.Option(help="Whether the target is a number or a class.")] = TaskName.regression,
     width: Annotated[
         list[str] | None,
         typer.Option(

@@ -1,6 +1,6 @@
-"""The main job from end to end: train a small network on handwritten digits, turn it into a GP, look at what it knows.
+"""`dnn2gp demo`: train a small network on handwritten digits, turn it into a GP, and compare the two.
 
-The data are scikit-learn's 1797 digits of 8 × 8 pixels, which come with it: nothing is downloaded.
+The data are the 1797 digits of 8 × 8 pixels that come with scikit-learn; nothing is downloaded.
 """
 
 from dnn2gp.support.optional import needs_extra

@@ -1,4 +1,4 @@
-"""The job itself: train, convert, predict, compare, draw, save."""
+"""The demo: train, convert, predict, compare, draw and save."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dnn2gp.support.progress import show_progress, track
 
 
 class Stopwatch:
-    """Seconds of each named part."""
+    """The time that each named part takes."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -44,7 +44,7 @@ class Stopwatch:
 
 
 def run(config: DemoConfig, console: Console | None = None) -> DemoResult:
-    """Train, convert, predict, draw and save; print what came out. The global random state is left as it was."""
+    """Run the demo and print its results. The global random state is left unchanged."""
     config.check()
     console = console or Console()
     prepare_folder(config.out)
@@ -53,20 +53,20 @@ def run(config: DemoConfig, console: Console | None = None) -> DemoResult:
     with show_progress():
         digits = load_data(config.num_train, generator)
         network = build_network(config.channels, config.seed)
-        with clock("train the network"):
+        with clock("training"):
             train(network, digits.train_images, digits.train_labels, config, generator)
-        with clock("turn it into a GP"):
+        with clock("conversion to a GP"):
             data = (digits.train_images, digits.train_labels)
             gp = convert(network, data, CategoricalLikelihood(), config.prior_precision)
-        with clock("predict the test digits"):
+        with clock("prediction of the test digits"):
             prediction = gp.predict(digits.test_images)
-            turned = gp.predict(digits.test_images.rot90(1, dims=(2, 3)))
-            scores = compare(prediction, turned, digits.test_labels, config.num_samples, generator)
+            rotated = gp.predict(digits.test_images.rot90(1, dims=(2, 3)))
+            scores = compare(prediction, rotated, digits.test_labels, config.num_samples, generator)
         with clock("log evidence"):
             evidence = gp.evidence()
-        with clock("diagnose"):
+        with clock("diagnosis"):
             diagnosis = diagnose(gp, generator=generator)
-        with clock("draw and save"):
+        with clock("pictures and files"):
             files = write_results(gp, prediction, digits, config)
     result = DemoResult(
         num_weights=gp.network.num_weights,
@@ -84,12 +84,12 @@ def run(config: DemoConfig, console: Console | None = None) -> DemoResult:
 
 def compare(
     prediction: Predictive,
-    turned: Predictive,
+    rotated: Predictive,
     labels: Int[Tensor, " M"],
     num_samples: int,
     generator: torch.Generator,
 ) -> dict[str, Scores]:
-    """The plain network against three ways to predict with the GP."""
+    """The scores of the network and of three ways to predict with the GP."""
     seed = int(torch.randint(2**31, (), generator=generator))
 
     def ways(predictive: Predictive) -> dict[str, Float[Tensor, "M K"]]:
@@ -101,21 +101,21 @@ def compare(
             "GP, Monte Carlo": predictive.monte_carlo(num_samples, generator=draws),
         }
 
-    elsewhere = ways(turned)
+    elsewhere = ways(rotated)
     return {
         name: Scores(
             accuracy=accuracy(p, labels),
             nll=nll(p, labels),
             ece=ece(p, labels),
             confidence=p.amax(-1).mean().item(),
-            confidence_turned=elsewhere[name].amax(-1).mean().item(),
+            confidence_rotated=elsewhere[name].amax(-1).mean().item(),
         )
         for name, p in ways(prediction).items()
     }
 
 
 def write_results(gp: GaussianProcess, prediction: Predictive, digits: Digits, config: DemoConfig) -> tuple[Path, ...]:
-    """The pictures and the GP, each file whole or not at all."""
+    """Write the pictures and the GP, each file completely or not at all."""
     pictures = draw(gp, prediction, digits, config.per_class)
     for name, figure in track(pictures.items(), "saving pictures"):
         write_whole(config.out / name, figure.savefig)
@@ -124,7 +124,7 @@ def write_results(gp: GaussianProcess, prediction: Predictive, digits: Digits, c
 
 
 def draw(gp: GaussianProcess, prediction: Predictive, digits: Digits, per_class: int) -> dict[str, Figure]:
-    """The pictures of the test digits by file name; the matrices show `per_class` examples of each class."""
+    """File name → picture of the test digits; matrices show `per_class` examples of each class."""
     few = some_of_each(digits.test_labels, per_class)
     images, labels = digits.test_images, digits.test_labels.numpy()
     probabilities = prediction.monte_carlo(generator=torch.Generator().manual_seed(0))
@@ -147,5 +147,5 @@ def draw(gp: GaussianProcess, prediction: Predictive, digits: Digits, per_class:
 
 
 def some_of_each(labels: Int[Tensor, " M"], per_class: int) -> Int[Tensor, " m"]:
-    """The positions of the first `per_class` examples of every class."""
+    """The indices of the first `per_class` examples of each class."""
     return torch.cat([(labels == c).nonzero().flatten()[:per_class] for c in range(NUM_CLASSES)])

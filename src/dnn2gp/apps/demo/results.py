@@ -1,4 +1,4 @@
-"""What came out, as numbers and as tables for the terminal."""
+"""The results of the demo, and the tables that it prints."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from dnn2gp.inference import Cost
 
 @dataclass(frozen=True)
 class Scores:
-    """How good one way of predicting is on the test digits, and how sure it is there and where it should not be."""
+    """The quality of one way of predicting, and its confidence on the test digits and on rotated ones."""
 
     accuracy: float
     nll: float
     ece: float
     confidence: float
-    """Mean probability of the predicted class."""
-    confidence_turned: float
-    """The same for the test images turned by 90°, which are unlike all that the network has seen."""
+    """The mean probability of the predicted class."""
+    confidence_rotated: float
+    """The same on the test digits rotated by 90°, which look unlike all training digits."""
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """All numbers that the demo prints, and the files that it wrote."""
+    """All numbers that the demo prints, and the files that it writes."""
 
     num_weights: int
     scores: dict[str, Scores]
@@ -44,8 +44,8 @@ class DemoResult:
 
 
 def report(result: DemoResult, config: DemoConfig) -> Group:
-    """All numbers, as tables."""
-    sizes = f"{config.num_train} digits to train on, {result.num_weights} weights"
+    """The results as tables for the terminal."""
+    sizes = f"{config.num_train} training digits, {result.num_weights} weights"
     heading = Text(f"{sizes}, prior precision δ = {config.prior_precision:g}")
     return Group(
         Panel(heading, title="A neural network as a Gaussian process", expand=False),
@@ -60,15 +60,15 @@ def report(result: DemoResult, config: DemoConfig) -> Group:
 
 def _scores_table(scores: dict[str, Scores]) -> Table:
     caption = (
-        "confidence: mean probability of the predicted class; turned: the images turned by 90°. Averaging over the "
-        "posterior (probit, Monte Carlo) makes predictions cautious: too cautious on digits like those of the "
-        "training, and rightly so on turned ones, of which the network alone stays certain."
+        "Confidence is the mean probability of the predicted class; the rotated digits are turned by 90°. Averaging "
+        "over the posterior (probit, Monte Carlo) lowers the confidence: too much on ordinary digits, and rightly on "
+        "rotated ones, on which the network alone stays confident."
     )
     table = Table(title="Predictions on the test digits", caption=caption)
-    for column in ("", "accuracy", "NLL", "ECE", "confidence", "confidence, turned"):
+    for column in ("", "accuracy", "NLL", "ECE", "confidence", "confidence, rotated"):
         table.add_column(column, justify="right" if column else "left")
     for name, score in scores.items():
-        shares = (score.confidence, score.confidence_turned)
+        shares = (score.confidence, score.confidence_rotated)
         table.add_row(
             name, f"{score.accuracy:.1%}", f"{score.nll:.3f}", f"{score.ece:.3f}", *(f"{share:.1%}" for share in shares)
         )
@@ -76,18 +76,18 @@ def _scores_table(scores: dict[str, Scores]) -> Table:
 
 
 def _evidence_table(evidence: Evidence) -> Table:
-    table = Table(title="Log evidence of the training data, in nats", show_header=False)
+    table = Table(title="Log evidence of the training data (nats)", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_row("fit: log p(D | w)", f"{evidence.log_likelihood:.1f}")
-    table.add_row("size of the weights: −½ δ wᵀw", f"{-evidence.prior_penalty:.1f}")
+    table.add_row("weights: −½ δ wᵀw", f"{-evidence.prior_penalty:.1f}")
     table.add_row("complexity: −½ log |I + SᵀKS|", f"{-evidence.complexity:.1f}", end_section=True)
     table.add_row("log evidence (Laplace)", f"{evidence.value:.1f}", style="bold")
     return table
 
 
 def _costs_table(result: DemoResult) -> Table:
-    table = Table(title="Exact inference in the cheaper of two spaces", show_header=False)
+    table = Table(title="Exact inference, in the cheaper of two spaces", show_header=False)
     for cost in result.costs:
         used = cost.space == result.space
         table.add_row("used" if used else "", str(cost), style="bold" if used else "dim")
@@ -101,5 +101,5 @@ def _seconds_table(seconds: dict[str, float]) -> Table:
     for part, spent in seconds.items():
         table.add_row(part, f"{spent:.1f} s")
     table.add_section()
-    table.add_row("in all", f"{sum(seconds.values()):.1f} s", style="bold")
+    table.add_row("total", f"{sum(seconds.values()):.1f} s", style="bold")
     return table

@@ -1,9 +1,7 @@
-"""The digits, a small convolutional network, and its training to a minimum."""
+"""The digits, a small convolutional network, and its training to a minimum of the loss."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,13 +12,14 @@ from torch.nn.functional import cross_entropy
 
 from dnn2gp.apps.demo.config import DemoConfig
 from dnn2gp.support.progress import track
+from dnn2gp.tune.one_thread import one_thread
 
 NUM_CLASSES = 10
 
 
 @dataclass(frozen=True)
 class Digits:
-    """Images in [0, 1], N × 1 × 8 × 8, and labels, in two parts."""
+    """Training and test digits: images in [0, 1], and labels."""
 
     train_images: Float[Tensor, "N 1 8 8"]
     train_labels: Int[Tensor, " N"]
@@ -39,7 +38,7 @@ def load_data(num_train: int, generator: torch.Generator) -> Digits:
 
 
 def build_network(channels: tuple[int, int] = DemoConfig.channels, seed: int = 0) -> nn.Sequential:
-    """Two convolutions and one linear layer, in float64, its first weights drawn from `seed` alone."""
+    """Two convolutions and one linear layer in float64, with initial weights that depend only on `seed`."""
     first, second = channels
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -53,17 +52,6 @@ def build_network(channels: tuple[int, int] = DemoConfig.channels, seed: int = 0
         ).to(torch.float64)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread inside the block: layers this small gain nothing from more, and lose much where cores are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @one_thread()
 def train(
     network: nn.Module,
@@ -72,15 +60,15 @@ def train(
     config: DemoConfig,
     generator: torch.Generator,
 ) -> None:
-    """To a minimum of Σ_n cross-entropy + ½ δ wᵀw, which is where the GP's mean is the network.
+    """Train to a minimum of Σ_n cross-entropy + ½ δ wᵀw, where the mean of the GP is the network.
 
-    Adam on small batches comes near it, L-BFGS on all the data goes the rest of the way.
+    Adam with small batches gets close to it, and L-BFGS on all data goes the rest of the way.
     """
     weights = list(network.parameters())
 
     def objective(chosen: Tensor | slice) -> Tensor:
         target = labels[chosen]
-        scale = len(labels) / len(target)  # a batch stands for all the data
+        scale = len(labels) / len(target)  # a batch represents all data
         penalty = 0.5 * config.prior_precision * sum((w.square().sum() for w in weights), start=torch.zeros(()))
         return scale * cross_entropy(network(images[chosen]), target, reduction="sum") + penalty
 

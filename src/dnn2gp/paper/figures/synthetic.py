@@ -22,8 +22,9 @@ from dnn2gp.paper.figure_kind import Arrays, Drawings, FigureKind, Findings, Wor
 from dnn2gp.paper.figure_result import FigureResult, written
 from dnn2gp.paper.published_curves import SYNTHETIC, error_claim, evidence_claim
 from dnn2gp.paper.vogn_settings import VognSettings
+from dnn2gp.plots.bands import Band
 from dnn2gp.plots.report.claim import Claim
-from dnn2gp.plots.tuning_panels import Fit, fits_and_panels
+from dnn2gp.plots.tuning_panels import fits_and_panels
 from dnn2gp.tune.ensemble import Ensemble, initial_weights, seeded, write_weights
 from dnn2gp.tune.minimise import minimise
 from dnn2gp.weights.gaussian import Gaussian
@@ -227,7 +228,7 @@ def draw(result: FigureResult) -> Drawings:
     """Three fits, and the curves of both methods."""
     own = result.arrays
     rows = zip(own["fit_delta"], own["fit_mean"], own["fit_std"], strict=True)
-    fits = [Fit(f"δ = {delta:.3g}", mean, std) for delta, mean, std in rows]
+    fits = [Band(f"δ = {delta:.3g}", mean, std) for delta, mean, std in rows]
     panels = [
         curve_panel(own, name, own["delta"], "δ", title) for name, title in (("laplace", "Laplace"), ("vi", "VI"))
     ]

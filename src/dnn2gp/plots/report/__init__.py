@@ -1,4 +1,7 @@
-"""The report of a run: one HTML file with pictures, claims beside what was measured, and maps to point at."""
+"""Reports: single HTML files with pictures, claims and interactive maps.
+
+Start with `page.py`, the report of the paper's figures; `template.py` renders the pages of this and other packages.
+"""
 
 from dnn2gp.support.optional import needs_extra
 

@@ -1,4 +1,4 @@
-"""A claim of the paper, and whether it holds here."""
+"""A claim of the paper, and whether it holds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that the paper says, and what came of it here."""
+    """A statement of the paper, and what was measured."""
 
     what: str
     paper: str
     measured: str
     holds: bool | None
-    """None where there is nothing to hold it against."""
+    """None if it cannot be judged."""

@@ -28,7 +28,7 @@ def map_data(shown: InteractiveMap) -> dict[str, Any]:
         "columns": columns,
         "names": None if shown.columns is None else list(shown.columns),
         "values": b64encode(shown.values.astype("<f4").tobytes()).decode("ascii"),
-        "limit": limit(shown.values),
+        "limit": style.colour_limit(shown.values),
         "scale": shown.scale,
         "colours": diverging(),
         "orders": {name: order.tolist() for name, order in orders(shown).items()},
@@ -66,12 +66,6 @@ def sprite(images: UInt8[np.ndarray, "N H W *colour"]) -> UInt8[np.ndarray, "hei
 def across(count: int) -> int:
     """The number of images per row of the sprite: ⌈√N⌉."""
     return int(np.ceil(np.sqrt(count)))
-
-
-def limit(values: Float[np.ndarray, "N K"]) -> float:
-    """The end of the colour scale: the 99th percentile of |values|, their maximum if that is 0, and 1 if all are 0."""
-    sizes = np.abs(values.astype(np.float64))
-    return float(np.percentile(sizes, 99)) or float(sizes.max()) or 1.0
 
 
 def diverging() -> list[list[Any]]:

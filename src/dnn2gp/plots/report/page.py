@@ -10,12 +10,12 @@ import numpy as np
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from dnn2gp.plots.report.maps import class_colours, examples_data, limit, map_data
+from dnn2gp.plots.report.maps import class_colours, examples_data, map_data
 from dnn2gp.plots.report.orders import NAMES
 from dnn2gp.plots.report.section import Examples, InteractiveMap, Section
 from dnn2gp.plots.report.stills import STILL_DPI, still
 from dnn2gp.plots.report.template import duration, image, render
-from dnn2gp.plots.style import DPI
+from dnn2gp.plots.style import DPI, colour_limit
 
 
 def html(
@@ -84,7 +84,7 @@ def _map(shown: InteractiveMap, identity: str, known: Mapping[Examples, str]) ->
 
 def _ends(shown: InteractiveMap) -> str:
     """The range of the colours, in words."""
-    end, largest = limit(shown.values), np.abs(shown.values).max()
+    end, largest = colour_limit(shown.values), np.abs(shown.values).max()
     beyond = "about one entry in a hundred lies beyond" if largest > end else "no entry lies beyond"
     return f"White is 0, red is positive, blue is negative. The colours end at ±{end:.3g}; {beyond}."
 

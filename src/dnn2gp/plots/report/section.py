@@ -1,4 +1,4 @@
-"""What a report is made of: examples, maps over them, and sections with pictures and claims."""
+"""The parts of a report: examples, interactive maps of them, and sections with pictures and claims."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 from dnn2gp.plots.report.claim import Claim
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-_ROUNDING = 1e-4  # probabilities in float32 may add up to a little more than 1
+_ROUNDING = 1e-4  # probabilities in float32 may slightly exceed 1
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """N images with what is known of each: its label, the prediction, and the two parts of the variance."""
+    """N images, each with its label, its prediction and the two parts of its variance."""
 
-    # The shapes are checked in words, here and not by jaxtyping, as the arrays come from files.
+    # The arrays come from files, so their shapes are checked here, with messages for users.
     images: np.ndarray
     """uint8, N × H × W (grey) or N × H × W × 3."""
     labels: np.ndarray
-    """N integers, places in `classes`."""
+    """N indices into `classes`."""
     classes: tuple[str, ...]
     predictions: np.ndarray
-    """N integers, places in `classes`."""
+    """N indices into `classes`."""
     probabilities: np.ndarray
-    """N, of the predicted class."""
+    """The N probabilities of the predicted classes."""
     epistemic: np.ndarray
     """N variances."""
     aleatoric: np.ndarray
@@ -48,15 +48,15 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class InteractiveMap:
-    """A matrix to point at: the kernel between the examples (N × N), or a value for each example and output (N × K)."""
+    """An interactive matrix: the kernel between examples (N × N), or one value per example and output (N × K)."""
 
     title: str
     values: np.ndarray
     columns: tuple[str, ...] | None
-    """Names of the K outputs. None: the columns are the examples themselves, as in a kernel."""
+    """The names of the K outputs; None if the columns are the examples themselves, as in a kernel."""
     examples: Examples
     scale: str
-    """Label of the colour bar."""
+    """The label of the colour bar."""
     description: str
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class InteractiveMap:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether rows and columns are the same examples."""
+        """Whether the columns are the examples themselves."""
         return self.columns is None
 
 
@@ -76,7 +76,7 @@ class Section:
     """One experiment in the report."""
 
     name: str
-    """Short and unique; the address of the section inside the page is made of it."""
+    """Short and unique; the anchor of the section is made from it."""
     title: str
     caption: str
     pictures: dict[str, bytes]
@@ -86,9 +86,9 @@ class Section:
     claims: tuple[Claim, ...]
     maps: tuple[InteractiveMap, ...] = ()
     files: tuple[str, ...] = ()
-    """Addresses relative to the report."""
+    """Paths relative to the report."""
     resumed: bool = False
-    """Whether the time is that since a resumption only."""
+    """Whether `seconds` counts only the time since a resumed run."""
 
     def __post_init__(self) -> None:
         if not self.name:

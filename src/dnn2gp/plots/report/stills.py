@@ -1,4 +1,4 @@
-"""A map as a picture that does not move: seen before the script has drawn it, without scripts, and in print."""
+"""Maps as static pictures: shown until the script has drawn them, without JavaScript, and in print."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, Normalize
 
 from dnn2gp.plots import style
-from dnn2gp.plots.report.maps import limit
 from dnn2gp.plots.report.section import InteractiveMap
 from dnn2gp.plots.style import Grouping
 
 STILL_DPI = 110
-_NAMED = 20  # up to so many classes or columns have their names beside them
-_LINE = 60  # letters in a line beside the colour bar
+_NAMED = 20  # up to this many classes or columns are named
+_LINE = 60  # letters per line of the label of the colour bar
 
 
 def still(shown: InteractiveMap) -> bytes:
-    """The map with its rows grouped by class, as a PNG."""
+    """The PNG of a map with its rows grouped by class."""
     groups = Grouping.of(shown.examples.labels)
     values = shown.values[groups.order]
     if shown.is_kernel:
         values = values[:, groups.order]
     figure = style.new_figure(6.2, 5.2) if shown.is_kernel else style.new_figure(4.6, 5.2)
     axes = figure.add_subplot()
-    end = limit(values)
+    end = style.colour_limit(values)
     image = axes.imshow(
         values,
         cmap=style.DIVERGING,
@@ -48,7 +47,7 @@ def still(shown: InteractiveMap) -> bytes:
 
 
 def _bar(axes: Axes, shown: InteractiveMap, groups: Grouping, side: str) -> None:
-    """The class of each row or column in its colour."""
+    """A bar with the colour of the class of each row or column."""
     labels = shown.examples.labels[groups.order]
     vertical = side == "left"
     bar = axes.inset_axes((-0.045, 0.0, 0.033, 1.0) if vertical else (0.0, 1.012, 1.0, 0.033))
@@ -79,5 +78,5 @@ def _name_rows(axes: Axes, shown: InteractiveMap, groups: Grouping) -> None:
 
 
 def _literal(text: str) -> str:
-    """Without matplotlib's formulas between two dollars."""
+    """Escape dollar signs, which matplotlib takes for formulas."""
     return text.replace("$", r"\$")
