@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
-from dnn2gp.apps.cli.shared import Out, Preset, Seed, reported_errors
+from dnn2gp.apps.cli.shared import Out, Preset, PresetOption, Seed, changed, reported_errors
 
 
 def demo(
     out: Out = Path("dnn2gp-demo"),
     seed: Seed = 0,
-    preset: Annotated[
-        Preset, typer.Option(help="smoke: a much smaller run that only shows that everything works.")
-    ] = Preset.default,
+    preset: PresetOption = Preset.default,
 ) -> None:
     """Train a network on handwritten digits, and turn it into a GP.
 
@@ -27,4 +22,4 @@ def demo(
     with reported_errors():
         from dnn2gp.apps import demo as job
 
-        job.run(replace(job.DemoConfig.preset(preset.value), out=out, seed=seed), Console())
+        job.run(changed(job.DemoConfig.preset(preset.value), out=out, seed=seed), Console())

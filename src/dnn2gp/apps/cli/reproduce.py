@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dnn2gp.apps.cli.shared import Out, PaperPreset, reported_errors
+from dnn2gp.apps.cli.shared import Out, PaperPreset, PaperPresetOption, reported_errors
 from dnn2gp.support.errors import InputError
 
 
@@ -21,10 +21,7 @@ def reproduce(
             "synthetic (5), wine (6), moons (9), width and ood (not in the paper).",
         ),
     ],
-    preset: Annotated[
-        PaperPreset,
-        typer.Option(help="paper: the paper's sizes; smoke: a much smaller run that only shows that it works."),
-    ] = PaperPreset.paper,
+    preset: PaperPresetOption = PaperPreset.paper,
     out: Out = Path("dnn2gp-figures"),
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the finished figures and trainings in --out, and make the rest.")

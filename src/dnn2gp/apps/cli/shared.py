@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -15,6 +16,8 @@ from rich.text import Text
 from dnn2gp.support.errors import EXPECTED
 
 _FAILED, _INTERRUPTED = 1, 130
+_SMOKE = "smoke: a much smaller run that only shows that everything works."
+Config = TypeVar("Config")
 
 Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for all files; created if it does not exist.")]
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Random seed; the same seed gives the same numbers.")]
@@ -32,6 +35,16 @@ class PaperPreset(str, Enum):
 
     paper = "paper"
     smoke = "smoke"
+
+
+PresetOption = Annotated[Preset, typer.Option(help=_SMOKE)]
+PaperPresetOption = Annotated[PaperPreset, typer.Option(help=f"paper: the sizes of the paper; {_SMOKE}")]
+
+
+def changed(config: Config, **options: object) -> Config:
+    """The configuration with the options that were given, those that are not None."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return replace(config, **given)  # pyright: ignore[reportArgumentType, reportCallIssue] (any dataclass)
 
 
 @contextmanager

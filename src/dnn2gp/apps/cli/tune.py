@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dnn2gp.apps.cli.shared import Out, Preset, Seed, reported_errors
+from dnn2gp.apps.cli.shared import Out, Preset, PresetOption, Seed, changed, reported_errors
 from dnn2gp.support.errors import InputError
 
 
@@ -21,55 +20,63 @@ class TaskName(str, Enum):
     classification = "classification"
 
 
+Data = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="DATA", help="A CSV or Parquet file. If omitted, the diabetes data set of scikit-learn is used."
+    ),
+]
+Target = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict.")]
+Task = Annotated[TaskName, typer.Option(help="Whether the target is a number or a class.")]
+Width = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="N,...",
+        help="Hidden units per layer to try, such as 2,5,10. [default: those of 2,5,10,20,50 that do not make too many "
+        "weights]",
+    ),
+]
+Depth = Annotated[
+    list[str] | None, typer.Option(metavar="N,...", help="Hidden layers to try, such as 1,2. [default: 1]")
+]
+Activation = Annotated[str, typer.Option(metavar="NAME", help="tanh, sigmoid, relu, gelu or silu.")]
+Repeats = Annotated[int | None, typer.Option(metavar="N", help="Trainings per setting. [default: 3]")]
+Predict = Annotated[Path | None, typer.Option(metavar="FILE", help="A table to predict; writes predictions.csv.")]
+Impute = Annotated[
+    bool, typer.Option("--impute", help="Fill in missing cells with the median or the most frequent category.")
+]
+Drop = Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="A column to leave out. Repeatable.")]
+DropConstant = Annotated[bool, typer.Option("--drop-constant", help="Leave out constant columns.")]
+Categorical = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN", help="A column whose numbers are names, such as codes. Repeatable."),
+]
+TestShare = Annotated[
+    float, typer.Option(metavar="SHARE", help="Share of the rows held out as test rows for the report; 0 for none.")
+]
+Jobs = Annotated[int | None, typer.Option(metavar="N", help="Number of processes. [default: one per processor]")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue from the finished jobs in --out.")]
+
+
 def tune(
-    data: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="DATA", help="A CSV or Parquet file. If omitted, the diabetes data set of scikit-learn is used."
-        ),
-    ] = None,
-    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict.")] = None,
-    task: Annotated[TaskName, typer.Option(help="Whether the target is a number or a class.")] = TaskName.regression,
-    width: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="N,...",
-            help="Hidden units per layer to try, such as 2,5,10. [default: those of 2,5,10,20,50 that do not make too "
-            "many weights]",
-        ),
-    ] = None,
-    depth: Annotated[
-        list[str] | None,
-        typer.Option(metavar="N,...", help="Hidden layers to try, such as 1,2. [default: 1]"),
-    ] = None,
-    activation: Annotated[str, typer.Option(metavar="NAME", help="tanh, sigmoid, relu, gelu or silu.")] = "tanh",
-    repeats: Annotated[int | None, typer.Option(metavar="N", help="Trainings per setting. [default: 3]")] = None,
-    predict: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A table to predict; writes predictions.csv.")
-    ] = None,
-    impute: Annotated[
-        bool,
-        typer.Option("--impute", help="Fill in missing cells with the median or the most frequent category."),
-    ] = False,
-    drop: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="A column to leave out. Repeatable.")] = None,
-    drop_constant: Annotated[bool, typer.Option("--drop-constant", help="Leave out constant columns.")] = False,
-    categorical: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="A column whose numbers are names, such as codes. Repeatable."),
-    ] = None,
-    test_share: Annotated[
-        float,
-        typer.Option(metavar="SHARE", help="Share of the rows held out as test rows for the report; 0 for none."),
-    ] = 0.2,
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of processes. [default: one per processor]")
-    ] = None,
+    data: Data = None,
+    target: Target = None,
+    task: Task = TaskName.regression,
+    width: Width = None,
+    depth: Depth = None,
+    activation: Activation = "tanh",
+    repeats: Repeats = None,
+    predict: Predict = None,
+    impute: Impute = False,
+    drop: Drop = None,
+    drop_constant: DropConstant = False,
+    categorical: Categorical = None,
+    test_share: TestShare = 0.2,
+    jobs: Jobs = None,
     out: Out = Path("dnn2gp-tune"),
     seed: Seed = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the finished jobs in --out.")] = False,
-    preset: Annotated[
-        Preset, typer.Option(help="smoke: a much smaller run that only shows that everything works.")
-    ] = Preset.default,
+    resume: Resume = False,
+    preset: PresetOption = Preset.default,
 ) -> None:
     """Fit a network to a table, and predict with error bars.
 
@@ -80,28 +87,13 @@ def tune(
     with reported_errors():
         from dnn2gp.apps import table_tuning as job
 
-        given = {
-            "widths": _whole_numbers("width", width),
-            "depths": _whole_numbers("depth", depth),
-            "repeats": repeats,
-            "jobs": jobs,
-        }
-        config = replace(
+        config = changed(
             job.TableTuningConfig.preset(preset.value),
-            data=data,
-            target=target,
-            task=task.value,
-            activation=activation,
-            predict=predict,
-            impute=impute,
-            drop=tuple(drop or ()),
-            drop_constant=drop_constant,
-            categorical=tuple(categorical or ()),
-            test_share=test_share,
-            out=out,
-            seed=seed,
-            resume=resume,
-            **{name: value for name, value in given.items() if value is not None},
+            **{"data": data, "target": target, "task": task.value, "activation": activation},
+            **{"widths": _whole_numbers("width", width), "depths": _whole_numbers("depth", depth)},
+            **{"repeats": repeats, "predict": predict, "impute": impute, "test_share": test_share, "jobs": jobs},
+            **{"drop": tuple(drop or ()), "drop_constant": drop_constant, "categorical": tuple(categorical or ())},
+            **{"out": out, "seed": seed, "resume": resume},
         )
         job.run(config, Console())
 
