@@ -171,17 +171,23 @@ def tight_budget(features: LayerwiseFeatures, *works: Callable[[], object]) -> i
         calls.append(args)
         return made(*args, **kwargs)
 
+    def is_enough(budget: int) -> bool:
+        features.memory_budget = budget
+        calls.clear()
+        try:
+            for work in works:
+                work()
+        except MemoryBudgetError:
+            return False
+        return True
+
     features.factors = counted
     try:
-        while True:
-            features.memory_budget = budget
-            calls.clear()
-            try:
-                for work in works:
-                    work()
-                return len(calls)
-            except MemoryBudgetError:
-                budget += budget // 4
+        while not is_enough(2 * budget):
+            budget *= 2
+        while not is_enough(budget):
+            budget += budget // 4
+        return len(calls)
     finally:
         features.factors = made
 
