@@ -53,7 +53,7 @@ def test_a_trained_network_is_trusted_in_words():
     y = torch.sin(2 * x)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        network = nn.Sequential(nn.Linear(1, 12), nn.Tanh(), nn.Linear(12, 1)).double()
+        network = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1)).double()
     optimizer = torch.optim.LBFGS(
         network.parameters(), max_iter=4000, tolerance_grad=1e-10, tolerance_change=0, line_search_fn="strong_wolfe"
     )

@@ -23,7 +23,7 @@ def data(outputs=1):
     return x, torch.sin(1.5 * x) + torch.tensor([0.1, 0.4], dtype=torch.float64)[:outputs] * noise
 
 
-def network(outputs=1, width=8):
+def network(outputs=1, width=4):
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, outputs)).double()
 
@@ -87,11 +87,11 @@ def test_targets_far_from_zero_or_of_another_scale_are_said():
     """A first round whose minimum is none to speak of is not taken for the best; what was not learned is said."""
     x, y = data()
     with pytest.warns(EvidenceWarning):
-        far = tune.gradient(network(), (x, y + 1000), GaussianLikelihood(), max_rounds=3)
+        far = tune.gradient(network(width=8), (x, y + 1000), GaussianLikelihood(), max_rounds=3)
     assert far.best != far.trials[0].settings
     assert not far.converged
     with pytest.warns(EvidenceWarning, match=r"Underfit|no maximum in δ|reach a minimum"):
-        tune.gradient(network(), (x, 1e6 * y), GaussianLikelihood(), max_rounds=4)
+        tune.gradient(network(width=8), (x, 1e6 * y), GaussianLikelihood(), max_rounds=4)
 
 
 def test_a_sigma_that_is_given_stays():
@@ -123,7 +123,9 @@ def test_targets_of_one_axis_are_those_of_one_column():
 
 def test_classes():
     x, y = data()
-    found = tune.gradient(network(2), (x, (y[:, 0] > 0).long()), CategoricalLikelihood(), max_rounds=60, tolerance=0.05)
+    found = tune.gradient(
+        network(2, 3), (x, (y[:, 0] > 0).long()), CategoricalLikelihood(), max_rounds=60, tolerance=0.05
+    )
     assert found.evidence > found.trials[0].evidence
     assert list(found.best) == ["prior_precision"]
 
