@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import time
 
 import pytest
@@ -57,6 +58,18 @@ def test_lines_where_no_bar_can_be_drawn(monkeypatch: pytest.MonkeyPatch) -> Non
     assert line in before
     time.sleep(0.2)
     assert file.getvalue() == before
+
+
+def test_lines_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "_EVERY", 0.02)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    printed = ""
+    with show_progress(), bar("curve", 4, done=1):
+        end = time.monotonic() + 20
+        while not printed and time.monotonic() < end:
+            time.sleep(0.01)
+            printed = capsys.readouterr().err
+    assert printed.startswith("    … curve 25 %\n")
 
 
 def test_silent_outside(capsys: pytest.CaptureFixture[str]) -> None:
