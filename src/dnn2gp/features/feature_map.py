@@ -25,6 +25,7 @@ from dnn2gp.features.checks import check_cotangents, check_precision, check_vect
 from dnn2gp.features.cotangents import Cotangents
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.kronecker_factors import KroneckerFactors, kronecker_factors, kronecker_sums
+from dnn2gp.features.weight_gram import WeightGram
 from dnn2gp.features.whitener import Unit, Whitener
 from dnn2gp.network.inputs import Inputs, check_inputs, differentiable, num_examples, take
 from dnn2gp.support.errors import InputError
@@ -108,11 +109,11 @@ class FeatureMap(Chunked):
     def ggn(self, inputs: Inputs, root: Cotangents) -> Float[Tensor, "P P"]:
         """Jᵀ Λ J = Σᵢ φ_w(xᵢ) Λᵢ φ_w(xᵢ)ᵀ with Λᵢ = Sᵢ Sᵢᵀ, in float64 whatever the rows are."""
         inputs = self._checked(inputs, root)
-        total = torch.zeros(self.num_weights, self.num_weights, dtype=torch.float64, device=self.anchor.device)
-        for rows in self._used(inputs, _WIDE_ROWS, root, fixed=total.nbytes):
-            total.addmm_(rows.T, rows)
-            del rows
-        return total
+        total = WeightGram(self.num_weights, self.anchor.device)
+        for _, factors in self._factors(inputs, _WIDE_ROWS, root, fixed=total.bytes):
+            total.add(factors)
+            del factors
+        return total.result()
 
     @bounded
     def ggn_diagonal(self, inputs: Inputs, root: Cotangents) -> Float[Tensor, " P"]:
