@@ -75,7 +75,7 @@ def test_take_keeps_rows_of_a_per_example_sigma_only() -> None:
 def test_a_one_dimensional_sigma_is_per_output_even_if_it_has_n_entries() -> None:
     sigma = torch.full((N,), 0.1)
     f = random(N, K, dtype=torch.float32)
-    message = r"each of the 3 network outputs, got 4 entries\. Noise per example is written with shape \(N, 1\)"
+    message = r"each of the 3 network outputs, got 4 entries\. .*shape \(N, 1\)"
     with pytest.raises(InputError, match=message):
         GaussianLikelihood(sigma).loss(f, f)
     with pytest.raises(InputError, match=message):
@@ -99,7 +99,7 @@ def test_a_per_example_sigma_for_other_examples_is_refused() -> None:
         with pytest.raises(
             InputError,
             match=r"for each of 4 examples, but was applied to 5\. Pass "
-            r"likelihood=GaussianLikelihood\(sigma_for_these_points\) with them",
+            r"likelihood=GaussianLikelihood\(sigma_for_these_points\)",
         ):
             call()
 
@@ -110,7 +110,7 @@ def test_a_single_row_of_sigma_does_not_spread_over_all_examples() -> None:
 
 
 def test_a_per_example_sigma_with_wrong_columns_is_refused() -> None:
-    with pytest.raises(InputError, match=r"shape \(4, 1\) or \(4, 3\), got \(4, 2\)\. Give one column, or one per"):
+    with pytest.raises(InputError, match=r"shape \(4, 1\) or \(4, 3\), got \(4, 2\).*one column, or one per"):
         GaussianLikelihood(torch.ones(N, 2)).covariance(random(N, K))
 
 

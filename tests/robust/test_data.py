@@ -180,15 +180,15 @@ BATCHES = {
     "ragged that add up": ([(X, Y[:4]), (X[:4], Y)], "batch 0: expected one target for each of the 10 inputs"),
     "shape": (
         [(X, Y), (X[:, :2], Y)],
-        r"the inputs of batch 0 are float64 of shape \(10, 3\), of batch 1 float64 of shape \(10, 2\)",
+        r"the inputs of batch 0 are float64 of shape \(10, 3\), .*of batch 1 are float64 of shape \(10, 2\)",
     ),
-    "dtype": ([(X, Y), (X.float(), Y)], "alike in container, dtype.*inputs of batch 0 are float64.*of batch 1 float32"),
-    "container": ([(X, Y), ((X,), Y)], r"of batch 1 a tuple of \[float64"),
+    "dtype": ([(X, Y), (X.float(), Y)], "same container, dtype.*inputs of batch 0 are float64.*of batch 1 are float32"),
+    "container": ([(X, Y), ((X,), Y)], r"of batch 1 are a tuple of \[float64"),
     "targets": (
         [(X, Y), (X, Y[:, :1])],
-        r"the targets of batch 0 are float64 of shape \(10, 2\), of batch 1 float64 of shape \(10, 1\)",
+        r"the targets of batch 0 are float64 of shape \(10, 2\), .*of batch 1 are float64 of shape \(10, 1\)",
     ),
-    "targets' dtype": ([(X, Y), (X, Y.float())], "the targets of batch 0 are float64.*of batch 1 float32"),
+    "targets' dtype": ([(X, Y), (X, Y.float())], "the targets of batch 0 are float64.*of batch 1 are float32"),
     "no examples": ([(X, Y), (X[:0], Y[:0])], "batch 1, inputs: expected at least one example"),
 }
 
@@ -200,7 +200,7 @@ def test_bad_batches(kind: str) -> None:
 
 def test_examples_that_do_not_stack() -> None:
     refused(Rows(lambda i, x, y: (x[: 1 + i % 3], y)), "Dataset could not be put into batches.*collate_fn")
-    refused(Rows(lambda i, x, y: (object(), y)), "Dataset could not be put into batches.*make them tensors")
+    refused(Rows(lambda i, x, y: (object(), y)), "Dataset could not be put into batches.*tensors")
 
 
 PAIRS = {
@@ -218,7 +218,7 @@ PAIRS = {
     "mismatch": ((X, Y[:7]), r"expected one target for each of the 10 inputs; got targets of shape \(7, 2\)"),
     "0-d targets": ((X, Y[0, 0]), r"got targets of shape \(\)"),
     "0-d inputs": ((X[0, 0], Y), "got a 0-d tensor"),
-    "inputs mismatch": (((X, X[:4]), Y), r"expected tensors with one number of examples.*got \[4, 10\]"),
+    "inputs mismatch": (((X, X[:4]), Y), r"expected tensors with the same number of examples.*got \[4, 10\]"),
     "three": ((X, Y, Y), r"expected a pair.*got a tuple of 3.*\(\(first, second\), targets\)"),
     "tensor": (X, "expected a pair.*got Tensor"),
     "array": (X.numpy(), "expected a pair.*got ndarray"),
@@ -245,8 +245,8 @@ def test_values_that_are_not_finite(value: float) -> None:
     for row in (2, 8):
         x, y = regression()
         x[row, 1] = value
-        refused((x, y), f"inputs: example {row} holds NaN or infinity. Remove or impute")
-        refused(DataLoader(TensorDataset(x, y), batch_size=3), f"inputs: example {row} holds NaN or infinity")
+        refused((x, y), f"inputs: example {row} contains NaN or infinity. Remove or impute")
+        refused(DataLoader(TensorDataset(x, y), batch_size=3), f"inputs: example {row} contains NaN or infinity")
         x, y = regression()
         y[row, 1] = value
         refused((x, y), f"expected finite targets, got -?(nan|inf) in row {row}")

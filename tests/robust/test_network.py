@@ -94,13 +94,13 @@ def test_integer_weights_do_not_count() -> None:
 def test_nan_weights() -> None:
     module = mlp()
     module[2].weight.data[0, 0] = torch.nan
-    refused(module, r"weight '2.weight' holds NaN.*smaller\s+learning rate")
+    refused(module, r"weight '2.weight' contains NaN.*smaller\s+learning rate")
 
 
 def test_nan_in_a_frozen_weight() -> None:
     module = mlp()
     module[0].requires_grad_(False).weight.data[0, 0] = torch.nan
-    refused(module, "outputs hold NaN or infinity.*frozen weights")
+    refused(module, "outputs contain NaN or infinity.*frozen weights")
 
 
 def test_mixed_dtypes() -> None:
@@ -200,7 +200,7 @@ def test_batch_norm_without_running_statistics() -> None:
     x = torch.randn(6, 1, 3, 3, dtype=torch.float64)
     refused(
         image,
-        r"depends on the rest of the batch \(by .*track_running_stats=False",
+        r"depends on the rest of the batch: .*track_running_stats=False",
         data=(x, torch.randn(6, 8).double()),
     )
 
@@ -208,7 +208,7 @@ def test_batch_norm_without_running_statistics() -> None:
 def test_forward_that_uses_the_batch() -> None:
     refused(
         Head(lambda outputs: outputs - outputs.mean(0)),
-        r"depends on the rest of the batch \(by .*no Jacobian per example",
+        r"depends on the rest of the batch: .*no Jacobian per example",
     )
 
 
@@ -295,7 +295,7 @@ def test_squeeze_in_forward() -> None:
 
 
 def test_outputs_whose_shape_depends_on_the_batch() -> None:
-    refused(Head(lambda o: o.repeat(1, len(o))), r"shape \(2,\) alone, but \(8,\) in a batch of 4")
+    refused(Head(lambda o: o.repeat(1, len(o))), r"shape \(2,\) .*but \(8,\) in a batch of 4")
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_detached_outputs(after) -> None:
 
 
 def test_outputs_of_another_dtype() -> None:
-    refused(Head(Tensor.float), "outputs are torch.float32, its weights torch.float64.*outside of torch.autocast")
+    refused(Head(Tensor.float), "outputs are torch.float32, .*weights are torch.float64.*outside of torch.autocast")
 
 
 def test_autocast() -> None:
@@ -316,7 +316,7 @@ def test_autocast() -> None:
 
 
 def test_outputs_that_overflow() -> None:
-    refused(Head(lambda o: o / 0), "outputs hold NaN or infinity on the given inputs")
+    refused(Head(lambda o: o / 0), "outputs contain NaN or infinity on the given inputs")
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (6,), (2, 3), (1, 2, 3)])
@@ -561,7 +561,7 @@ def test_inputs_of_wrong_shape() -> None:
 BAD_INPUTS = {
     "width": (
         lambda x: x[:, :2],
-        r"forward fails on float64 of shape \(1, 2\).*Expected are inputs like float64 of shape \(1, 3\)",
+        r"forward fails on float64 of shape \(1, 2\).*inputs like float64 of shape \(1, 3\)",
     ),
     "rank": (
         lambda x: x[:, None],
@@ -574,11 +574,11 @@ BAD_INPUTS = {
     "empty": (lambda x: x[:0], "expected at least one example; got none"),
     "NaN": (
         lambda x: torch.where(torch.arange(len(x))[:, None] == 3, torch.nan, x),
-        "example 3 holds NaN.*Remove or impute",
+        "example 3 contains NaN.*Remove or impute",
     ),
     "infinity": (
         lambda x: torch.where(torch.arange(len(x))[:, None] == 5, torch.inf, x),
-        "example 5 holds NaN or infinity",
+        "example 5 contains NaN or infinity",
     ),
 }
 
@@ -644,4 +644,4 @@ def test_a_network_that_no_weight_moves_is_refused() -> None:
         def forward(self, x):
             return self.layer(x).round()
 
-    refused(Rounding().double(), "No trainable weight moves the outputs")
+    refused(Rounding().double(), "No trainable weight .* the outputs")

@@ -50,8 +50,8 @@ def convert(
                      σ open, so that it is tuned by the evidence too
     prior_precision  δ of the L2 penalty ½ δ wᵀw on the *summed* loss: one number, one per layer, or one per weight
                      (see precision_from_weight_decay for networks trained on the mean loss); "evidence", the default,
-                     takes the single δ of the largest evidence at these weights, and `gp.tuning` keeps the curve
-    subset           the layers that get a posterior, the others fixed: "last layer", names of modules, or modules
+                     chooses the single δ with the largest evidence at these weights; `gp.tuning` keeps the curve
+    subset           the layers that get a posterior; all others stay fixed: "last layer", names of modules, or modules
     structure        Dense(), the default, is exact; BlockDiagonal(), Kronecker() and Diagonal() are cheaper and far
                      from exact. structure=Kronecker() is short for inference=WeightSpace(Kronecker())
     inference        WeightSpace() or FunctionSpace(), which agree; by default the one with the smaller matrix
@@ -137,18 +137,19 @@ def _warn_unless_minimum(posterior: Posterior, network: nn.Module, tuned: Tuned 
     if not posterior.exact:
         step = "The minimum is about one Gauss-Newton step away, which an approximate posterior does not take"
     normalised = any(isinstance(part, _NormBase) for part in network.modules())
-    mode = " in eval mode (here the statistics of its BatchNorm are fixed)," if normalised else ""
+    mode = " in eval mode (dnn2gp treats the BatchNorm statistics as constants)" if normalised else ""
     if tuned is not None:
-        step = f"The evidence prefers another prior than the one used in training ({tuned.words}). {step}"
+        step = f"The evidence prefers a different prior from the one used in training ({tuned.words}). {step}"
     warn_user(
-        f"The weights are not at a minimum of the loss with this prior: the gradient is {relative:.0%} of its parts "
-        f"(data and prior). {step}; it may move an output by up to {bound:.2g} posterior standard deviations. Continue "
-        f"training{mode} on all data at once (e.g. with L-BFGS), or {_remedy(tuned)}. diagnose(gp) tells more.",
+        f"The weights are not at a minimum of the loss with this prior: the norm of the gradient is {relative:.0%} of "
+        f"the summed norms of its two parts (data and prior). {step}; this step may move an output by up to "
+        f"{bound:.2g} posterior standard deviations. Continue training{mode} on all data at once (e.g. with L-BFGS), "
+        f"or {_remedy(tuned)}. See diagnose(gp) for details.",
         NotAMinimumWarning,
     )
 
 
 def _remedy(tuned: Tuned | None) -> str:
     if tuned is None:
-        return "give the prior precision that was used in training (see precision_from_weight_decay)"
-    return "let tune.gradient retrain the network and tune δ in turns until both settle"
+        return "pass the prior precision that was used in training (see precision_from_weight_decay)"
+    return "let tune.gradient alternate between retraining the network and tuning δ until both settle"

@@ -45,7 +45,7 @@ class Diagnosis:
     relative_gradient: float
     """‖∇ℓ̄‖ relative to the sum of the norms of its parts (data and prior); 0 at a minimum."""
     step_bound: float
-    """√(∇ℓ̄ᵀ Σ̃ ∇ℓ̄): the step to the GP's mean moves no output by more posterior standard deviations."""
+    """√(∇ℓ̄ᵀ Σ̃ ∇ℓ̄): how far the step to the GP's mean moves any output at most, in posterior standard deviations."""
     step_weights: float
     """‖μ − w‖ / ‖w‖: how far one Gauss-Newton step moves the weights."""
     step_outputs: float
@@ -61,7 +61,7 @@ class Diagnosis:
     precise: bool
     """Whether the weights are float64."""
     exact: bool
-    """Whether the posterior is exact rather than an approximation of a structure."""
+    """Whether the posterior is exact rather than approximated by a structure."""
     share: float = 1.0
     """The share of the network's weights that have a posterior; the others are frozen, or not in `subset`."""
 
@@ -98,8 +98,8 @@ class Diagnosis:
             "0 at a minimum, where the GP is the Laplace approximation (Theorem 1); the remaining step may "
             f"move an output by up to {self.step_bound:.2g} posterior standard deviations.",
             "Continue training on all data at once (L-BFGS, or Adam with a decaying learning rate), and use the δ of "
-            "the training (precision_from_weight_decay). A ReLU network may settle at a kink, where the gradient does "
-            "not vanish.",
+            "your training loss (precision_from_weight_decay). A ReLU network may settle at a kink, where the gradient "
+            "does not vanish.",
         )
 
     def _grade_minimum(self) -> str:
@@ -124,7 +124,7 @@ class Diagnosis:
             "standard deviations",
             _grade(self.step_outputs, SMALL_STEP, LARGE_STEP),
             "small if the network and the GP's mean predict the same.",
-            "The GP's mean differs from the network: train to a minimum, or compare predict(x).delta() with it.",
+            "The mean of the GP is not the network. Train to a minimum, or compare predict(x).delta() with network(x).",
         )
 
     def _curvature(self) -> Finding:
@@ -174,8 +174,8 @@ def diagnose(
     """Measure whether the network is at a minimum, and how well the approximations behind the GP hold."""
     if gp.model.of_step:
         raise InputError(
-            "diagnose: expected the GP of a trained network (convert). This one is that of a training step, which "
-            "solves it exactly and is not at a minimum."
+            "diagnose: expected the GP of a trained network (convert). This GP belongs to a training step, "
+            "whose weights are not at a minimum."
         )
     generator = generator or torch.Generator(gp.features.anchor.device).manual_seed(0)
     model, expansion = gp.model, gp.model.expansion

@@ -35,7 +35,7 @@ class Likelihood(ABC):
         """The targets in this likelihood's canonical form, or an `InputError` that says what to change."""
 
     def check_outputs(self, shape: tuple[int, ...]) -> None:
-        """Refuse a network whose outputs for one example, of this shape, mean nothing here; any shape will do."""
+        """Refuse a network if its output shape for one example is not supported; by default, every shape is."""
         return None
 
     @abstractmethod
@@ -80,7 +80,7 @@ class Likelihood(ABC):
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Likelihood:
-        """The likelihood whose `state` this is."""
+        """The likelihood with this `state`."""
         check_state_keys(cls.name, state, set())
         return cls()
 
@@ -89,7 +89,7 @@ class Likelihood(ABC):
         return self
 
     def detached(self) -> Likelihood:
-        """The likelihood with parameters that carry no gradient; itself, unless it has such."""
+        """The likelihood with detached parameters; itself, if none of them carries a gradient."""
         return self
 
     is_open: bool = False
@@ -97,7 +97,7 @@ class Likelihood(ABC):
 
     @property
     def per_example(self) -> bool:
-        """Whether it has parameters of its own for each example, which says nothing about other inputs."""
+        """Whether it has separate parameters for each example, and therefore none for other inputs."""
         return False
 
     def noise_precision(
@@ -160,12 +160,12 @@ def check_state_keys(name: str, state: dict[str, Tensor], expected: set[str]) ->
     if set(state) != expected:
         raise FileFormatError(
             f"the state of a {name!r} likelihood must hold exactly {sorted(expected)}, got {sorted(state)}. "
-            "The file is damaged or of another version: save the likelihood again."
+            "The file is damaged or was written by another version: save the likelihood again."
         )
 
 
 def _register(cls: type[Likelihood]) -> None:
-    """Enter a class under its name; the same class may be defined again (a notebook cell), another may not."""
+    """Register a class under its name; it may be defined again (a notebook cell), but not by a different class."""
     known = _REGISTRY.get(cls.name)
     if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise TypeError(

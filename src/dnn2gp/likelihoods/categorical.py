@@ -32,7 +32,7 @@ class CategoricalLikelihood(ClassificationLikelihood):
         if len(shape) > 1:
             raise InputError(
                 f"a categorical likelihood needs network outputs of shape (N, K), one logit per class; got "
-                f"{('N', *shape)}. Sequences and images of labels are not supported: reduce the outputs to one "
+                f"{('N', *shape)}. One label per token or pixel is not supported: reduce the outputs to one "
                 "distribution per example."
             )
 
@@ -80,7 +80,7 @@ class CategoricalLikelihood(ClassificationLikelihood):
     def noise_precision_root(
         self, f: Float[Tensor, "N K"], y: Int[Tensor, " N"] | None = None
     ) -> Float[Tensor, "N K K-1"]:
-        """S = diag(v) H. H is the Householder reflection that swaps e_m and −v, m = argmax v, less its column m:
+        """S = diag(v) H. H is the Householder reflection that swaps e_m and −v, m = argmax v, without its column m:
 
         H = I − u uᵀ/(1 + v_m) with u = v + e_m, so H_ij = δ_ij − c_i v_j (j ≠ m), c_m = 1, c_i = v_i/(1 + v_m).
         """
@@ -101,9 +101,9 @@ class CategoricalLikelihood(ClassificationLikelihood):
     def probit(self, f_mean: Float[Tensor, "N K"], f_covariance: Float[Tensor, "N K K"]) -> Float[Tensor, "N K"]:
         """E[softmax(f)_k] ∝ 1 / Σ_j exp(−(m_k − m_j) / √(1 + π v_kj / 8)), with v_kj = Var(f_k − f_j).
 
-        MacKay's approximation for each pair of classes, normalised. As softmax, it does not see a constant added to all
-        logits, however uncertain (Λ leaves that direction to the prior), and for two classes it is that of the
-        sigmoid of their difference.
+        MacKay's approximation for each pair of classes, normalised. Like softmax, it ignores a constant added to all
+        logits, however uncertain (Λ leaves that direction to the prior). For two classes, it equals the approximation
+        for the sigmoid of their difference.
         """
         variance = f_covariance.diagonal(dim1=-2, dim2=-1)
         apart = variance.unsqueeze(-1) + variance.unsqueeze(-2) - f_covariance - f_covariance.mT

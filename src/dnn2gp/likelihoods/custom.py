@@ -1,4 +1,4 @@
-"""A likelihood from a loss function alone; its derivatives by automatic differentiation."""
+"""A likelihood defined by a loss function alone; its derivatives come from automatic differentiation."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class CustomLikelihood(Likelihood):
 
     All functions but `sample` are written for ONE example and in torch operations that `torch.func.vmap` can batch:
 
-    loss            (f (K,), y (K',)) -> scalar. Parameters that differ between examples can travel as columns of y.
+    loss            (f (K,), y (K',)) -> scalar. Parameters that differ between examples can be passed as columns of y.
     mean            f (K,) -> h(f) (K,). Default: the identity.
     log_normaliser  (f (K,), y (K',)) -> scalar log Z. Default: 0, so that the loss is −log p(y|f) itself.
     covariance      f (K,) -> Cov(y|f) (K, K). Default: D Λ⁻¹ Dᵀ with D = ∂h/∂f and Λ at y = h(f), which is exact for
                     an exponential family with mean h(f), and a local approximation otherwise.
     sample          (f (N, K), num_samples, generator) -> (num_samples, N, ...), drawn from this generator.
 
-    Λ may depend on y. Without targets it is evaluated at y = h(f); if y has further columns that the loss needs, give
-    `covariance`, which the default cannot know then.
+    Λ may depend on y. Without targets it is evaluated at y = h(f); if y has further columns that the loss needs, pass
+    `covariance`, because the default cannot be computed.
     """
 
     name: ClassVar[str] = "custom"
@@ -72,11 +72,11 @@ class CustomLikelihood(Likelihood):
         return vmap(self._row_loss)(f, y)
 
     def log_normaliser(self, f: Float[Tensor, "N K"], y: Float[Tensor, "N T"]) -> Float[Tensor, " N"]:
-        """log Z(f, y), as given; 0 if it was not."""
+        """log Z(f, y), as given; 0 by default."""
         return f.new_zeros(f.shape[0]) if self._log_normaliser is None else vmap(self._log_normaliser)(f, y)
 
     def mean(self, f: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
-        """h(f), as given; f if it was not."""
+        """h(f), as given; f by default."""
         return vmap(self._row_mean)(f)
 
     def mean_jacobian(self, f: Float[Tensor, "N K"]) -> Float[Tensor, "N K K"]:
@@ -123,7 +123,7 @@ class CustomLikelihood(Likelihood):
         if draws.shape[:2] != (num_samples, f.shape[0]):
             raise InputError(
                 f"sample must return a tensor of shape (num_samples, N, ...) = ({num_samples}, {f.shape[0]}, ...), "
-                f"got {tuple(draws.shape)}. Draw for all examples at once, samples along the first dimension."
+                f"got {tuple(draws.shape)}. Draw for all examples at once, with the samples along the first dimension."
             )
         return draws.reshape(num_samples, f.shape[0], -1)
 
@@ -181,7 +181,7 @@ def _check_convex(values: Float[Tensor, "N K"]) -> None:
             f"the Hessian Λ of the custom loss has the eigenvalue {smallest[row].item():.6g} for example {row} "
             f"(largest magnitude {largest[row].item():.6g}); {int(bad.sum())} of {len(bad)} examples are affected. "
             "The loss must be convex in f: use a convex loss, parametrise f differently, or use float64 if the "
-            "eigenvalue is rounding."
+            "eigenvalue is only rounding error."
         )
 
 
@@ -203,5 +203,5 @@ def _cholesky(precision: Float[Tensor, "N K K"]) -> Float[Tensor, "N K K"]:
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    """What counts as rounding of an eigenvalue or pivot, relative to the largest."""
+    """The size, relative to the largest, below which an eigenvalue or pivot counts as rounding error."""
     return 1e-10 if dtype == torch.float64 else 1e-5

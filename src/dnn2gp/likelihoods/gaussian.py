@@ -1,4 +1,4 @@
-"""Gaussian noise: one σ, a σ for each output, or a σ for each example."""
+"""Gaussian noise: one σ in total, one per output, or one per example."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class GaussianLikelihood(Likelihood):
 
         ℓ = ½ Σ_k (y_k − f_k)² / σ_k²,   log Z = Σ_k log σ_k + (K/2) log 2π,   r = (f − y)/σ²,   Λ = diag(σ⁻²).
 
-    `sigma` is a number or 0-d tensor (one σ for all), a 1-D tensor (K,) (a σ per output), or a 2-D tensor (N, 1) or
-    (N, K) (a σ per example). A tensor is kept as it is, gradient included, and converted to f's dtype at use.
+    `sigma` is a number or 0-d tensor (one σ for all), a 1-D tensor (K,) (one σ per output), or a 2-D tensor (N, 1)
+    or (N, K) (one σ per example). A tensor is kept as it is, gradient included, and converted to f's dtype at use.
 
-    Without `sigma` it is left open, for `convert` to tune by the evidence; nothing can be computed with it before.
+    Without `sigma`, the noise is left open for `convert` to tune by the evidence; until then nothing can be computed.
     """
 
     name: ClassVar[str] = "gaussian"
@@ -37,7 +37,7 @@ class GaussianLikelihood(Likelihood):
             return
         if not isinstance(sigma, Real | Tensor) or isinstance(sigma, bool):
             raise InputError(
-                f"expected sigma as a number or a tensor, got {type(sigma).__name__}. For several use torch.tensor."
+                f"expected sigma as a number or a tensor, got {type(sigma).__name__}. Put several values into a tensor."
             )
         own = sigma.clone() if isinstance(sigma, Tensor) else torch.tensor(float(sigma), dtype=torch.float64)
         self.sigma = own
@@ -129,8 +129,8 @@ class GaussianLikelihood(Likelihood):
         """σ as (N, K) in f's dtype and on its device, if it fits f."""
         if self.is_open:
             raise InputError(
-                "sigma: this GaussianLikelihood() has no noise σ yet. Give one, GaussianLikelihood(sigma=0.1), or let "
-                'convert(..., prior_precision="evidence") tune it; gp.likelihood then has it.'
+                "sigma: this GaussianLikelihood() has no noise σ yet. Pass one, GaussianLikelihood(sigma=0.1), or let "
+                'convert(..., prior_precision="evidence") tune it; gp.likelihood then holds it.'
             )
         _check_fit(self.sigma, *f.shape)
         sigma = self.sigma.to(device=f.device, dtype=f.dtype)
@@ -157,19 +157,19 @@ def _check_sigma(sigma: Tensor) -> None:
 
 
 def _check_fit(sigma: Tensor, num_examples: int, num_outputs: int) -> None:
-    """A σ per output needs K entries, a σ per example N rows of 1 or K entries."""
+    """One σ per output needs K entries; one σ per example needs N rows of 1 or K entries."""
     if sigma.ndim == 1 and sigma.shape[0] != num_outputs:
         raise InputError(
             f"expected a 1-D sigma with one entry for each of the {num_outputs} network outputs, got "
-            f"{sigma.shape[0]} entries. Noise per example is written with shape (N, 1): use sigma.unsqueeze(-1)."
+            f"{sigma.shape[0]} entries. For noise per example, pass shape (N, 1): use sigma.unsqueeze(-1)."
         )
     if sigma.ndim == 2 and sigma.shape[0] != num_examples:
         raise InputError(
             f"this likelihood has a sigma for each of {sigma.shape[0]} examples, but was applied to {num_examples}. "
-            "Pass likelihood=GaussianLikelihood(sigma_for_these_points) with them."
+            "Pass likelihood=GaussianLikelihood(sigma_for_these_points) along with them."
         )
     if sigma.ndim == 2 and sigma.shape[1] not in (1, num_outputs):
         raise InputError(
             f"expected a per-example sigma of shape ({num_examples}, 1) or ({num_examples}, {num_outputs}), got "
-            f"{tuple(sigma.shape)}. Give one column, or one per network output."
+            f"{tuple(sigma.shape)}. Pass one column, or one per network output."
         )

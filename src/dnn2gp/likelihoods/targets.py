@@ -1,4 +1,4 @@
-"""Checks of targets that several likelihoods share. Each failure says what was expected, what came, what to do."""
+"""Target checks that several likelihoods share. Each error says what was expected, what was found, and what to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def require_targets(targets: object, num_examples: int) -> Shaped[Tensor, "N ...
         count = "a single number" if targets.ndim == 0 else f"{targets.shape[0]} targets"
         raise InputError(
             f"expected one target for each of the {num_examples} examples, got {count} ({describe(targets)}). "
-            "Pass the targets of exactly these inputs, in the same order, examples along the first dimension."
+            "Pass the targets of exactly these inputs, in the same order, with the examples along the first dimension."
         )
     return targets
 

@@ -60,7 +60,7 @@ class Data:
 def read_data(data: object) -> Data:
     """Read (inputs, targets) from a pair of tensors, a Dataset, a DataLoader or another re-iterable of batches.
 
-    The result owns its memory: what the user does to the tensors later does not reach it.
+    The result owns its memory: later changes to the user's tensors do not affect it.
     """
     if isinstance(data, Data):
         return data
@@ -72,14 +72,14 @@ def read_data(data: object) -> Data:
         return _copied(data[0], data[1])
     if isinstance(data, Iterator):
         raise InputError(
-            f"data: expected what can be read more than once; got a one-shot iterator ({type(data).__name__}). "
+            f"data: expected data that can be read more than once; got a one-shot iterator ({type(data).__name__}). "
             "Pass a DataLoader, a Dataset, or a pair (inputs, targets)."
         )
     if not isinstance(data, Iterable) or isinstance(data, _NOT_BATCHES):
         form = f"a tuple of {len(data)}" if isinstance(data, tuple) else type(data).__name__
         raise InputError(
             f"data: expected a pair (inputs, targets) of tensors, a torch Dataset or a DataLoader; got {form}. "
-            "Pass e.g. (inputs, targets); several inputs go together as a tuple or dict: ((first, second), targets)."
+            "Pass e.g. (inputs, targets); group several inputs in a tuple or dict: ((first, second), targets)."
         )
     return _from_batches(data)
 
@@ -119,13 +119,13 @@ def _from_dataset(data: Dataset) -> Data:
         return _from_batches(DataLoader(data, batch_size=_BATCH))
     except (RuntimeError, TypeError) as error:
         raise InputError(
-            f"data: the examples of the Dataset could not be put into batches ({error}). Give them one shape and make "
-            "them tensors, or pass a DataLoader(dataset, collate_fn=...) that does."
+            f"data: the examples of the Dataset could not be put into batches ({error}). Make them tensors of "
+            "the same shape, or pass a DataLoader(dataset, collate_fn=...) that combines them."
         ) from error
 
 
 def _from_batches(data: Iterable) -> Data:
-    """One pass over the batches, after a probe that two passes begin with the same batch."""
+    """One pass over the batches, after a check that two passes start with the same batch."""
     with _random_states_kept(data):
         _probe_order(data)
         batches = [_batch(*item) for item in enumerate(track(data, "reading data", total=_length(data)))]
@@ -141,8 +141,9 @@ def _from_batches(data: Iterable) -> Data:
 def _check_alike(position: int, what: str, first: Inputs, other: Inputs) -> None:
     if not same_form(first, other):
         raise InputError(
-            f"data: expected batches alike in container, dtype and example shape; the {what} of batch 0 are "
-            f"{describe(first)}, of batch {position} {describe(other)}. Pad or crop the examples to one shape."
+            f"data: expected all batches to have the same container, dtype and example shape; the {what} of batch 0 "
+            f"are {describe(first)}, those of batch {position} are {describe(other)}. Pad or crop the examples to one "
+            "shape."
         )
 
 
@@ -169,14 +170,14 @@ def _probe_order(data: Iterable) -> None:
         raise InputError(_UNSTABLE)
     if isinstance(data, DataLoader) and data.drop_last and not isinstance(data.dataset, IterableDataset):
         raise InputError(
-            "data: the loader has drop_last=True, which leaves examples out without a word. Pass "
+            "data: the loader has drop_last=True, which silently leaves out examples. Pass "
             "DataLoader(..., drop_last=False), or the Dataset itself (loader.dataset)."
         )
     first, second = (next(iter(data), None) for _ in range(2))
     if first is None:
         raise InputError(
-            "data: expected at least one batch; the loader is empty. Look at len(dataset), and at drop_last, which "
-            "drops a batch that is not full."
+            "data: expected at least one batch; the loader is empty. Check len(dataset), and drop_last, which "
+            "discards an incomplete batch."
         )
     if second is None or not _same(_batch(0, first), _batch(0, second)):
         raise InputError(_UNSTABLE)
@@ -195,13 +196,13 @@ def _same(first: Data, second: Data) -> bool:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Equal values, NaN included: what is wrong with those is said later, by example."""
+    """Whether the values are equal, with NaN equal to NaN; a later check reports NaNs by example."""
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 @contextmanager
 def _random_states_kept(data: Iterable) -> Iterator[None]:
-    """A DataLoader draws a seed from its generator or the global one whenever it is iterated; put all back."""
+    """A DataLoader draws a seed from its generator or the global one whenever it is iterated; restore both."""
     generator = data.generator if isinstance(data, DataLoader) else None
     state = None if generator is None else generator.get_state()
     with global_states_kept():

@@ -14,7 +14,7 @@ from dnn2gp.support.errors import NetworkError
 class FrozenWeights:
     """Fixed weights by name. They are not copied, so that a small trained part of a large network stays small.
 
-    In-place changes of the user's module reach shared tensors; torch counts these changes, so they are noticed.
+    In-place changes to the user's module affect the shared tensors; torch counts these changes, so they are detected.
     """
 
     tensors: dict[str, Tensor]
@@ -27,13 +27,13 @@ class FrozenWeights:
         return FrozenWeights(own, tuple(tensor._version for tensor in own.values()))
 
     def check(self) -> None:
-        """Raise a NetworkError if one of them was changed in place since."""
+        """Raise a NetworkError if one of them has been changed in place since then."""
         for (name, tensor), version in zip(self.tensors.items(), self.versions, strict=True):
             if tensor._version != version:
                 raise NetworkError(
                     f"The frozen weight {name!r} of the network was changed in place after the network was converted. "
                     "Frozen weights are shared with the network, not copied. Convert the network again; to keep both, "
-                    "convert a copy of it (copy.deepcopy) before training on."
+                    "convert a copy of it (copy.deepcopy) before you train it further."
                 )
 
     @property

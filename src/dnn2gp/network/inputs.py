@@ -31,7 +31,7 @@ def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 
 
 def check_inputs(inputs: object, what: str = "inputs") -> Inputs:
-    """Return `inputs` if it is a container this library reads, with one common number of examples ≥ 1."""
+    """Return `inputs` if it is a supported container whose tensors have the same number of examples ≥ 1."""
     if isinstance(inputs, Mapping):
         inputs = dict(inputs)
     tensors: list[Any] = [inputs]
@@ -45,15 +45,15 @@ def check_inputs(inputs: object, what: str = "inputs") -> Inputs:
             )
         if leaf.ndim == 0:
             raise InputError(
-                f"{what}: expected tensors whose first axis counts the examples; got a 0-d tensor. "
-                "For one example use tensor.unsqueeze(0)."
+                f"{what}: expected tensors whose first axis is the examples; got a 0-d tensor. "
+                "For a single example, use tensor.unsqueeze(0)."
             )
     if not tensors:
         raise InputError(f"{what}: expected at least one tensor; got an empty {type(inputs).__name__}.")
     lengths = {len(leaf) for leaf in tensors}
     if len(lengths) > 1:
         raise InputError(
-            f"{what}: expected tensors with one number of examples (their first axis); got {sorted(lengths)}. "
+            f"{what}: expected tensors with the same number of examples (their first axis); got {sorted(lengths)}. "
             "Pass the tensors of the same examples."
         )
     if lengths == {0}:
@@ -71,7 +71,7 @@ def describe(inputs: Inputs) -> str:
 
 
 def differentiable(inputs: Inputs) -> bool:
-    """Whether results are to carry gradients with respect to these inputs: they require one, and gradients are on."""
+    """Whether results should carry gradients with respect to these inputs: they require one, and gradients are on."""
     return torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves(inputs))
 
 
@@ -105,7 +105,7 @@ def same_form(first: Inputs, second: Inputs) -> bool:
 
 
 def repack(inputs: Inputs, form: Inputs) -> Inputs | None:
-    """`inputs` in the container of `form` (tuple or list, order of the keys), or None if they do not go into it."""
+    """`inputs` in the container of `form` (tuple or list, order of the keys), or None if they do not fit into it."""
     if isinstance(inputs, dict) and isinstance(form, dict):
         return {name: inputs[name] for name in form} if set(inputs) == set(form) else None
     if isinstance(inputs, tuple | list) and isinstance(form, tuple | list):

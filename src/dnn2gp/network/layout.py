@@ -1,4 +1,4 @@
-"""The layout of the flat weight vector w: which tensor, and which layer, each part of it is."""
+"""The layout of the flat weight vector w: which tensor and which layer each part of it belongs to."""
 
 from __future__ import annotations
 

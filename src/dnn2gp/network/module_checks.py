@@ -1,4 +1,4 @@
-"""What a module must be for a `Network`, checked with errors that say what to change."""
+"""Checks of the module that a `Network` wraps, with errors that say what to change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dnn2gp.support.errors import NetworkError, TrainModeWarning, warn_user
 
 
 def check_module(module: object) -> nn.Module:
-    """The module, if its parameters can be exchanged and have values."""
+    """The module, if its parameters have values and can be replaced."""
     if not isinstance(module, nn.Module):
         form = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
         raise NetworkError(
@@ -22,7 +22,7 @@ def check_module(module: object) -> nn.Module:
         )
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise NetworkError(
-            "network: expected a plain torch.nn.Module; got one with TorchScript, whose weights cannot be exchanged. "
+            "network: expected a plain torch.nn.Module; got one with TorchScript, whose weights cannot be replaced. "
             "Pass the module that was scripted or traced."
         )
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -37,21 +37,21 @@ def check_module(module: object) -> nn.Module:
             )
         if tensor.is_meta:
             raise NetworkError(
-                f"The weight {name!r} is on the meta device and has no values. Load the trained weights first, e.g. by "
-                "network.to_empty(device='cpu') and network.load_state_dict(...)."
+                f"The weight {name!r} is on the meta device and has no values. Load the trained weights first, e.g. "
+                "with network.to_empty(device='cpu') and network.load_state_dict(...)."
             )
     return module
 
 
 def warn_if_train_mode(module: nn.Module) -> None:
-    """Warn about layers in train mode that compute something else in eval mode."""
+    """Warn about layers in train mode that behave differently in eval mode."""
     changing = (part for part in module.modules() if part.training and isinstance(part, _NormBase | _DropoutNd))
     kinds = {type(part).__name__ for part in changing}
     if kinds:
         warn_user(
-            f"The network is in train mode and has layers that behave differently there ({', '.join(sorted(kinds))}). "
-            "dnn2gp evaluates it in eval mode (no dropout, running statistics) and leaves the network as it is. "
-            "Call network.eval() first to silence this.",
+            "The network is in train mode and has layers that behave differently in that mode "
+            f"({', '.join(sorted(kinds))}). dnn2gp evaluates it in eval mode (no dropout, running statistics) and "
+            "leaves the network as it is. Call network.eval() first to silence this.",
             TrainModeWarning,
         )
 
@@ -69,13 +69,13 @@ def check_trainable(trainable: Iterable[str], tensors: Mapping[str, Tensor]) -> 
     if len(kinds) > 1 or tensors[names[0]].dtype not in (torch.float32, torch.float64):
         found = ", ".join(f"{kind} ({name!r})" for kind, name in kinds.items())
         raise NetworkError(
-            f"The network: expected trainable weights of one dtype, float32 or float64, on one device; got {found}. "
+            f"network: expected trainable weights of one dtype, float32 or float64, on one device; got {found}. "
             "Use network.float() or network.double(), and network.to(device)."
         )
     for name in names:
         if not tensors[name].isfinite().all():
             raise NetworkError(
-                f"The weight {name!r} holds NaN or infinity; the training has diverged. Train again with a smaller "
+                f"The weight {name!r} contains NaN or infinity: training has diverged. Train again with a smaller "
                 "learning rate, or load an earlier checkpoint."
             )
 
@@ -84,12 +84,12 @@ def check_state(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> N
     """Saved weights and buffers must have the names and shapes of the module's."""
     missing, extra = sorted(set(tensors) - set(state)), sorted(set(state) - set(tensors))
     wrong = [n for n in tensors if n in state and tensors[n].shape != state[n].shape]
-    kinds = {"not in the file": missing, "only in the file": extra, "of another shape": wrong}
+    kinds = {"not in the file": missing, "only in the file": extra, "with a different shape": wrong}
     found = "; ".join(f"{what}: {names[:5]}" for what, names in kinds.items() if names)
     if found:
         raise NetworkError(
             f"The network does not match the saved one; weights and buffers {found}. "
-            "Build it with the arguments that it had when it was saved."
+            "Build it with the same arguments as the network that was saved."
         )
 
 
@@ -113,12 +113,12 @@ def check_outputs(outputs: object, count: int, dtype: torch.dtype) -> Tensor:
         )
     if outputs.dtype != dtype:
         raise NetworkError(
-            f"The network's outputs are {outputs.dtype}, its weights {dtype}; they must be the same. Return outputs of "
-            "that dtype from forward, and call dnn2gp outside of torch.autocast."
+            f"The network's outputs are {outputs.dtype}, but its weights are {dtype}; the two must match. Return "
+            "outputs of the dtype of the weights, and call dnn2gp outside of torch.autocast."
         )
     if not outputs.isfinite().all():
         raise NetworkError(
-            "The network's outputs hold NaN or infinity on the given inputs. Check its frozen weights and buffers, "
+            "The network's outputs contain NaN or infinity for the given inputs. Check its frozen weights and buffers, "
             "and the scale of the inputs."
         )
     return outputs

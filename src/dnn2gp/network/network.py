@@ -49,11 +49,11 @@ class Network:
 
     The function is that of the module in eval mode when it was wrapped, and a value: it runs on private copies of the
     module, so calls from several threads do not disturb one another, nothing is ever changed on the user's module, and
-    later changes of that module do not reach the function. Weights that are frozen are shared with the module instead
+    later changes to that module do not affect the function. Weights that are frozen are shared with the module instead
     of copied; a later in-place change of one of them is an error in the next call (`FrozenWeights`).
 
-    A module that has no deep copy, or whose forward reaches the original by other ways than its structure, is run
-    itself: one thread at a time, with its mode, parameters and attributes restored after every call.
+    A module that cannot be deep-copied, or whose forward refers to the original other than through its structure, is
+    run directly: one thread at a time, with its mode, parameters and attributes restored after every call.
     """
 
     @torch.inference_mode(False)
@@ -65,9 +65,9 @@ class Network:
         state: Mapping[str, Tensor] | None = None,
         trainable: list[str] | None = None,
     ) -> None:
-        """Wrap `module`; a few examples of `inputs` show the shape of its outputs and that it is deterministic.
+        """Wrap `module`; a few examples of `inputs` determine its output shape and check that it is deterministic.
 
-        A saved GP brings the weights and buffers by name (`state`) and the names of the weights w (`trainable`).
+        For a saved GP, `state` holds the weights and buffers by name, and `trainable` the names of the weights w.
         """
         with USER_STATE:
             module = check_module(module)
@@ -166,19 +166,19 @@ class Network:
                 )
             if leaf.is_floating_point() and not leaf.isfinite().all():
                 row = int((~leaf.isfinite()).reshape(len(leaf), -1).any(1).nonzero()[0])
-                raise InputError(f"inputs: example {row} holds NaN or infinity. Remove or impute such examples.")
+                raise InputError(f"inputs: example {row} contains NaN or infinity. Remove or impute such examples.")
         keep_graph = keep_graph and differentiable(inputs)
         inputs = map_inputs(lambda leaf: (leaf if keep_graph else leaf.detach()).to(self.device), inputs)
         return inputs if same_form(inputs, self._example) else self._adapted(inputs)
 
     def _adapted(self, inputs: Inputs) -> Inputs:
-        """Inputs of another form than those of the construction, if the outputs for them have the same shape."""
+        """Inputs whose form differs from those at construction, if the outputs for them have the same shape."""
         known = self._example
         repacked = repack(inputs, known)
         if repacked is None:
             raise InputError(
                 f"inputs: expected the container that the network was converted with, {describe(known)}; "
-                f"got {describe(inputs)}. Pack them as the training inputs were."
+                f"got {describe(inputs)}. Pack them like the training inputs."
             )
         inputs = repacked
         with torch.no_grad():
@@ -195,18 +195,18 @@ class Network:
 
     @torch.inference_mode(False)
     def _tried(self, inputs: Inputs) -> object:
-        """The module's outputs at the network's weights, or an error that says for which inputs it has none."""
+        """The module's outputs at the network's weights, or an error that describes the inputs on which it fails."""
         try:
             return self._evaluate(self.weights, inputs)
         except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
-            known = "" if same_form(inputs, self._example) else f"Expected are inputs like {describe(self._example)}. "
+            known = "" if same_form(inputs, self._example) else f"It works on inputs like {describe(self._example)}. "
             raise InputError(
                 f"inputs: the network's forward fails on {describe(inputs)}: {error}. {known}Check that "
                 "network(inputs) runs in eval mode on a batch of such examples."
             ) from error
 
     def _alone(self, inputs: Inputs) -> object:
-        """The outputs of the first example as a batch of its own."""
+        """The outputs for the first example as a batch of one."""
         try:
             return self._tried(take(inputs, slice(0, 1)))
         except InputError as error:
@@ -247,14 +247,15 @@ class Network:
             self._draws = drawn()
         if alone.shape[1:] != first.shape[1:]:
             raise NetworkError(
-                f"The network's output for an example has the shape {tuple(alone.shape[1:])} alone, but "
+                f"The network's output for an example has shape {tuple(alone.shape[1:])} on its own, but "
                 f"{tuple(first.shape[1:])} in a batch of {len(first)}. Look for squeeze() or reshape in forward; "
-                "expected is one row per example, whatever the size of the batch."
+                "it must return one row per example for every batch size."
             )
         gap = (alone[0] - first[0]).abs().max().item()
         if gap > 1e3 * torch.finfo(self.dtype).eps * (first[0].abs().max().item() + 1.0):
             raise NetworkError(
-                f"The network's output for an example depends on the rest of the batch (by {gap:.3g}). {_BATCH_CAUSES}"
+                f"The network's output for an example depends on the rest of the batch: it changes by {gap:.3g}. "
+                f"{_BATCH_CAUSES}"
             )
         return tuple(first.shape[1:])
 

@@ -40,7 +40,7 @@ class PrivateModule(ModuleOwner):
 
     @staticmethod
     def of(module: nn.Module, tensors: Mapping[str, Tensor]) -> PrivateModule:
-        """Copies of a module with these parameters and buffers instead of its own; raises if it has no copy."""
+        """Copies of a module with these parameters and buffers instead of its own; raises if it cannot be copied."""
         named = (*module.named_parameters(), *module.named_buffers())
         return PrivateModule(_copied(module, {id(tensor): tensors[name] for name, tensor in named}))
 
@@ -105,15 +105,15 @@ class LockedModule(ModuleOwner):
             return functional_call(self._module, tensors, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, object]) -> LockedModule:
-        """The same, since the module has no copy."""
+        """The same, because the module cannot be copied."""
         return self
 
 
 def own_module(module: nn.Module, tensors: Mapping[str, Tensor], run: Callable[[ModuleOwner], object]) -> ModuleOwner:
-    """A private copy of the module with these tensors, if there is one that works without the original.
+    """A private copy of the module with these tensors, if a copy works without the original.
 
-    `run` evaluates a forward pass with tensors that require no gradient. Code that reaches the original in another way
-    than by its structure (a closure, a weak reference, a registry) would mix the two, so the copy is tried out once.
+    `run` evaluates a forward pass with tensors that require no gradient. Code that refers to the original other
+    than through its structure (a closure, a weak reference, a registry) would mix the two, so the copy is tried once.
     """
     originals = (*module.parameters(), *module.buffers())
     try:
@@ -127,7 +127,7 @@ def own_module(module: nn.Module, tensors: Mapping[str, Tensor], run: Callable[[
 
 
 class _OriginalsRefused(TorchFunctionMode):
-    """Raises before a torch function gets one of these tensors."""
+    """Raises before a torch function receives one of these tensors."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def _leaves_of_graph(outputs: Tensor) -> set[int]:
 
 
 def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """A deep copy in which tensors of the memo stand for others; results of computations become plain tensors."""
+    """A deep copy in which the tensors of the memo replace others; results of computations become plain tensors."""
     for part in module.modules():
         _add_results(vars(part), memo, set())
     return copy.deepcopy(module, memo)

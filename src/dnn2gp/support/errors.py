@@ -27,7 +27,7 @@ class DivergedError(ArithmeticError):
 
 
 class OtherWorkError(InputError):
-    """A results folder that was computed with other settings."""
+    """A results folder that was computed with different settings."""
 
 
 class FileFormatError(ValueError):
@@ -56,7 +56,7 @@ class NotAMinimumWarning(UserWarning):
 
 
 class EvidenceWarning(UserWarning):
-    """A choice by evidence that should not be trusted as it stands; the message says why and what to do."""
+    """A choice made by the evidence that should not be trusted as it stands; the message says why and what to do."""
 
 
 class TrainModeWarning(UserWarning):

@@ -24,14 +24,15 @@ def reproduce(
     preset: PaperPresetOption = PaperPreset.paper,
     out: Out = Path("dnn2gp-figures"),
     resume: Annotated[
-        bool, typer.Option("--resume", help="Keep the finished figures and trainings in --out, and make the rest.")
+        bool, typer.Option("--resume", help="Keep what is finished in --out, and compute the rest.")
     ] = False,
 ) -> None:
     """Reproduce figures of the paper on its data.
 
     Writes report.html (what the paper says and what was measured, with interactive maps), pictures/ (PNG and PDF),
-    results/ (npz and JSON) and weights/ (the trained networks) to the folder of the preset in --out. A run that was
-    interrupted or killed continues with --resume. All figures together take about an hour on two cores.
+    results/ (npz and JSON) and weights/ (the trained networks) to a folder in --out that is named after the
+    preset. Use --resume to continue a run that was interrupted or killed. All figures together take about an hour on
+    two cores.
     """
     with reported_errors():
         from dnn2gp.paper import reproduce as job

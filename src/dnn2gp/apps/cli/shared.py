@@ -16,7 +16,7 @@ from rich.text import Text
 from dnn2gp.support.errors import EXPECTED
 
 _FAILED, _INTERRUPTED = 1, 130
-_SMOKE = "smoke: a much smaller run that only shows that everything works."
+_SMOKE = "smoke: a much smaller run, to check that everything works."
 Config = TypeVar("Config")
 
 Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for all files; created if it does not exist.")]

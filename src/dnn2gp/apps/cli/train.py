@@ -24,7 +24,7 @@ Data = Annotated[str, typer.Argument(metavar="DATA", help="The data set; so far 
 Optimizer = Annotated[Method, typer.Option(help="The training method.")]
 Compare = Annotated[
     list[Method] | None,
-    typer.Option(metavar="METHOD", help="Another method to train for comparison, for the same epochs. Repeatable."),
+    typer.Option(metavar="METHOD", help="Another method to train, for the same number of epochs. Repeatable."),
 ]
 Epochs = Annotated[int | None, typer.Option(metavar="N", help="Passes over the training set. [default: 20]")]
 BatchSize = Annotated[int | None, typer.Option(metavar="N", help="Examples per step. [default: 128]")]
@@ -77,8 +77,8 @@ def train(
 ) -> None:
     """Train LeNet-5 with VOGN, OGN or Adam.
 
-    Prints accuracy, NLL and ECE on the test set, and writes checkpoints and results.json. A training that was
-    interrupted or killed continues with --resume and ends with the same weights as an uninterrupted one.
+    Prints accuracy, NLL and ECE on the test set, and writes checkpoints and results.json. Use --resume to
+    continue a run that was interrupted or killed; it ends with the same weights as an uninterrupted run.
     """
     with reported_errors():
         from dnn2gp.paper import training as job

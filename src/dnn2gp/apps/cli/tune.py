@@ -32,7 +32,7 @@ Width = Annotated[
     list[str] | None,
     typer.Option(
         metavar="N,...",
-        help="Hidden units per layer to try, such as 2,5,10. [default: those of 2,5,10,20,50 that do not make too many "
+        help="Hidden units per layer to try, such as 2,5,10. [default: those of 2,5,10,20,50 that do not give too many "
         "weights]",
     ),
 ]
@@ -40,7 +40,7 @@ Depth = Annotated[
     list[str] | None, typer.Option(metavar="N,...", help="Hidden layers to try, such as 1,2. [default: 1]")
 ]
 Activation = Annotated[str, typer.Option(metavar="NAME", help="tanh, sigmoid, relu, gelu or silu.")]
-Repeats = Annotated[int | None, typer.Option(metavar="N", help="Trainings per setting. [default: 3]")]
+Repeats = Annotated[int | None, typer.Option(metavar="N", help="Training runs per setting. [default: 3]")]
 Predict = Annotated[Path | None, typer.Option(metavar="FILE", help="A table to predict; writes predictions.csv.")]
 Impute = Annotated[
     bool, typer.Option("--impute", help="Fill in missing cells with the median or the most frequent category.")
@@ -82,7 +82,7 @@ def tune(
 
     The width and depth of the network, its prior precision and the noise are chosen by the evidence of the training
     rows. Writes report.html, tuning.json, pictures, the model (model.safetensors and preprocessing.json) and, with
-    --predict, predictions.csv. A tuning that was interrupted or killed continues with --resume.
+    --predict, predictions.csv. Use --resume to continue a run that was interrupted or killed.
     """
     with reported_errors():
         from dnn2gp.apps import table_tuning as job

@@ -25,7 +25,7 @@ class TableTuningConfig:
     """Hidden layers to try, each with every width."""
     activation: str = "tanh"
     repeats: int = 3
-    """Trainings per setting, which differ in their initial weights."""
+    """Training runs per setting, which differ in their initial weights."""
     restarts: int = 4
     """Random starts per training; the one with the largest evidence is kept."""
     max_rounds: int = 20
@@ -52,7 +52,7 @@ class TableTuningConfig:
 
     @staticmethod
     def preset(name: str) -> TableTuningConfig:
-        """The preset "default", or "smoke", which is small and only shows that everything works."""
+        """The preset "default", or "smoke", which is small and only checks that everything works."""
         presets = {
             "default": TableTuningConfig(),
             "smoke": TableTuningConfig(widths=(2, 4), repeats=2, restarts=1, max_rounds=2, max_rows=100, jobs=1),
