@@ -316,7 +316,7 @@ def test_autocast() -> None:
 
 
 def test_outputs_that_overflow() -> None:
-    refused(Head(lambda o: o / 0), "outputs contain NaN or infinity on the given inputs")
+    refused(Head(lambda o: o / 0), "outputs contain NaN or infinity")
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (6,), (2, 3), (1, 2, 3)])
