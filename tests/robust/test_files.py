@@ -238,11 +238,11 @@ def test_custom_likelihood_is_handed_in_again(path) -> None:
     [
         (
             nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)),
-            r"of another shape: \['0.weight', '0.bias', '2.weight'\]",
+            r"with a different shape: \['0.weight', '0.bias', '2.weight'\]",
         ),
         (
             nn.Sequential(nn.Linear(3, 2)),
-            r"only in the file: \['2.bias', '2.weight'\]; of another shape: \['0.weight', '0.bias'\]",
+            r"only in the file: \['2.bias', '2.weight'\]; with a different shape: \['0.weight', '0.bias'\]",
         ),
         (
             nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)),
