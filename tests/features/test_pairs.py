@@ -21,7 +21,7 @@ class Counted:
         return Factors.of_rows(torch.zeros(part.stop - part.start, 1, 1))
 
     def side(self, num_examples: int) -> PairSide:
-        return PairSide(num_examples, 1, 4, Peak(((0.0, 0.0),)), (), 4, self)
+        return PairSide(num_examples, 1, 4, Peak(((0.0, 0.0),)), self)
 
 
 @pytest.mark.parametrize("held", [1, 3, 6, 20])

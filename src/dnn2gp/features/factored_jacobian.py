@@ -13,7 +13,7 @@ from dnn2gp.features.factors import Factors
 from dnn2gp.features.feature_map import FeatureMap
 from dnn2gp.features.whitener import Unit, Whitener
 from dnn2gp.network.inputs import Inputs, num_examples, take
-from dnn2gp.support.memory import bounded, chunks
+from dnn2gp.support.memory import chunks
 from dnn2gp.support.progress import track
 
 # The share of the memory budget that the factors of the training data may hold between predictions.
@@ -87,12 +87,11 @@ class FactoredJacobian:
                 yield part, white
                 del white
 
-    @bounded
     def kept(self) -> bool:
         """Whether all factors are in memory; they are made here the first time, if they fit."""
         if self._kept is None:
-            each = self.features.footprint(self.inputs, self.rank)
-            fits = self.num_examples * each.factors <= _SHARE * (self.features.budget() - self._reserve)
+            each = self.features.measured(self.inputs, self.rank).kept
+            fits = self.num_examples * each <= _SHARE * (self.features.budget() - self._reserve)
             self._kept = list(self._made("factors of the data")) if fits else None
         return self._kept is not None
 
@@ -101,7 +100,6 @@ class FactoredJacobian:
         """The memory of the kept factors."""
         return sum(factors.bytes for _, factors in self._kept or ())
 
-    @bounded
     def gram(self) -> Float[Tensor, "M M"]:
         """ΦΦᵀ = Sᵀ K S, one triangle of blocks and its mirror image."""
         result = torch.empty(self.num_rows, self.num_rows, dtype=self.dtype, device=self.device)
@@ -115,7 +113,6 @@ class FactoredJacobian:
                     result[self._sites(columns), self._sites(rows)] = product.T
         return result
 
-    @bounded
     def cross(self, white: Factors) -> Float[Tensor, "n Q M"]:
         """J(x) V Jᵀ S for the factors J(x) V^{½} of other inputs."""
         return torch.cat([white.full(block).flatten(2) for _, block in self.blocks("cross kernel")], -1)
@@ -135,7 +132,6 @@ class FactoredJacobian:
                 rows = block.take(own).rows().flatten(0, 1)
                 yield self._sites(slice(start, start + own.stop - own.start)), rows
 
-    @bounded
     def push(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "M S"]:
         """Φ v; without kept factors, as SᵀJ (V^{½} v) by passes through the network."""
         if self.kept():
@@ -144,7 +140,6 @@ class FactoredJacobian:
         sites = pushed if self.root is None else self.root.mT.to(pushed.dtype) @ pushed
         return sites.flatten(0, 1).to(self.dtype)
 
-    @bounded
     def pull(self, sites: Float[Tensor, "M S"]) -> Float[Tensor, "P S"]:
         """Φᵀ u; without kept factors, as (V^{½})ᵀ JᵀS u by passes through the network."""
         shaped = sites.unflatten(0, (self.num_examples, self.rank))
@@ -170,7 +165,7 @@ class FactoredJacobian:
 
     def _made(self, what: str) -> Iterator[tuple[slice, Factors]]:
         wide = self.dtype.itemsize // self.features.anchor.element_size()
-        beside = 3 * wide * self.features.footprint(self.inputs, self.rank).factors  # two blocks, and a copy of one
+        beside = 3 * wide * self.features.measured(self.inputs, self.rank).kept  # two blocks, and a copy of one
         half = (self.features.budget() - self._reserve) // 2  # the other half is for the examples they are used with
         size = self.features.chunk(self.inputs, self.rank, fixed=self._reserve + max(0, half), extra=beside)
         size = min(size, max(1, _BLOCK_ROWS // self.rank))

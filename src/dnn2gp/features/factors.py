@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import gcd
+from math import ceil, gcd
 
 import torch
 from jaxtyping import Float
@@ -56,6 +56,11 @@ class Factors:
         """The memory that the blocks hold."""
         return sum(block.bytes for block in self.blocks)
 
+    def bytes_per_example(self, num_rows: int) -> int:
+        """The memory of one example's blocks if they had R rows, where some tensors are shared by all rows."""
+        shared = sum(block.shared_bytes for block in self.blocks)
+        return ceil((shared + (self.bytes - shared) * num_rows / self.num_rows) / self.num_examples)
+
     def with_blocks(self, blocks: Sequence[Block]) -> Factors:
         """Other blocks of the same weights."""
         return replace(self, blocks=tuple(blocks))
@@ -79,6 +84,10 @@ class Factors:
     def compact(self) -> Factors:
         """Each block in the form that is cheaper to keep and to use."""
         return self.with_blocks([block.compact() if isinstance(block, Outer) else block for block in self.blocks])
+
+    def densest(self) -> Factors:
+        """Factors of this size whose products need the most memory."""
+        return self.with_blocks([block.densest() for block in self.blocks])
 
     def rows(self) -> Float[Tensor, "n R P"]:
         """SᵀJ, all of it in memory."""

@@ -24,6 +24,7 @@ class Knowledge:
         self._facts: dict[object, Any] = dict(facts or {})
         self._lock = RLock()
         self._seen, self._next_check = 0, _FIRST_CHECK
+        self._last: tuple[object, Any] = None, None
 
     def find(self, key: object, learn: Callable[[], T]) -> T:
         """The fact of this key; if it is not known yet, `learn` finds it, in one thread only."""
@@ -42,6 +43,15 @@ class Knowledge:
         """All facts whose key is a tuple that begins with this topic."""
         return [fact for key, fact in self._facts.items() if isinstance(key, tuple) and key[0] == topic]
 
+    def remember(self, key: object, value: object) -> None:
+        """Keep one value that is expensive to compute, until the next one is remembered."""
+        self._last = key, value
+
+    def recall(self, key: object) -> Any | None:
+        """The value that was last remembered, if it was under this key."""
+        last, value = self._last
+        return value if last == key else None
+
     def check_due(self, count: int) -> bool:
         """Whether to check a chunk of so many examples as a whole.
 
@@ -56,9 +66,9 @@ class Knowledge:
             return True
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the lock."""
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
+        """Everything but the lock, and what is kept for the moment."""
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_last")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._lock = RLock()
+        self._lock, self._last = RLock(), (None, None)

@@ -17,7 +17,7 @@ from dnn2gp.inference.evidence_parts import KNOB, Decomposition, GroupedTerms, G
 from dnn2gp.inference.function_space_evidence import FunctionSpaceTerms, decomposition
 from dnn2gp.inference.linear_model import LinearModel
 from dnn2gp.network.inputs import Inputs, num_examples, take
-from dnn2gp.support.memory import bounded, chunks, require
+from dnn2gp.support.memory import chunks, require
 from dnn2gp.support.progress import track
 from dnn2gp.support.randomness import normal, own_generator
 from dnn2gp.weights.expansion import Expansion
@@ -156,7 +156,6 @@ class FunctionSpacePosterior(Posterior):
         """Φᵀ A⁻¹ b."""
         return self.sites.pull(torch.cholesky_solve(sites, self.factor))
 
-    @bounded
     def _reduction(self, features: FeatureMap, inputs: Inputs) -> Float[Tensor, "N K M"]:
         """κ(x, X) S L⁻ᵀ."""
         parts = list(chunks(num_examples(inputs), self.chunk(features, inputs)))

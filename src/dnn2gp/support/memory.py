@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import wraps
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
-from threading import Lock
-from typing import ClassVar, ParamSpec, TypeVar
 
 import psutil
 
 from dnn2gp.support.errors import InputError, MemoryBudgetError
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def default_budget() -> int:
@@ -49,61 +40,6 @@ def check_budget(memory_budget: object) -> int | None:
         f"memory_budget: expected a positive number of bytes, e.g. 4e9 for 4 GB; got {memory_budget!r}. "
         "Leave it out for half of the memory that is free."
     )
-
-
-class Bounded:
-    """A context in which freed memory is given back to the system at once, so that a budget holds for the process.
-
-    By default the C library keeps blocks of up to 32 MB that were freed, in pieces that may not fit what comes next. In
-    here it keeps smaller ones, which costs time: so only where a user has set a budget, on Linux, and for its duration.
-    Afterwards it keeps what it does at the most by itself. With MALLOC_MMAP_THRESHOLD_ in the environment, nothing is
-    changed.
-    """
-
-    _stack: ClassVar[list[int]] = []
-    _lock: ClassVar[Lock] = Lock()
-
-    def __init__(self, budget: int | None) -> None:
-        """For the user's budget; None means no bound."""
-        self.kept = None if budget is None else max(1 << 16, min(_MOST_KEPT, budget // 256))
-
-    def __enter__(self) -> None:
-        if self.kept is not None:
-            with self._lock:
-                self._stack.append(self.kept)
-                _keep_freed(min(self._stack))
-
-    def __exit__(self, *_: object) -> None:
-        if self.kept is not None:
-            with self._lock:
-                self._stack.remove(self.kept)
-                _keep_freed(min(self._stack, default=_MOST_KEPT))
-
-
-def bounded(method: Callable[P, T]) -> Callable[P, T]:
-    """A method of something with a `memory_budget` that runs within `Bounded`."""
-
-    @wraps(method)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        with Bounded(getattr(args[0], "memory_budget", None)):
-            return method(*args, **kwargs)
-
-    return wrapped
-
-
-_MOST_KEPT = 32 << 20
-
-
-def _keep_freed(num_bytes: int) -> None:
-    """Blocks of memory from this size on go back to the system when they are freed (glibc's mallopt)."""
-    if sys.platform == "linux" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
-        with suppress(OSError, AttributeError):  # another C library than glibc
-            library = ctypes.CDLL(None)
-            library.mallopt(_MMAP_THRESHOLD, num_bytes)
-            library.mallopt(_TRIM_THRESHOLD, 2 * num_bytes)
-
-
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 
 
 def room(budget: int) -> int:

@@ -52,6 +52,11 @@ class Block(ABC):
         """The memory of what is held."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
 
+    @property
+    def shared_bytes(self) -> int:
+        """The part of this memory that does not grow with the number of rows."""
+        return 0
+
     @abstractmethod
     def to(self, dtype: torch.dtype) -> Block:
         """The same in another dtype."""
@@ -59,6 +64,10 @@ class Block(ABC):
     @abstractmethod
     def take(self, examples: slice) -> Block:
         """The block of some of the examples."""
+
+    def densest(self) -> Block:
+        """A block of this size whose products need the most memory, if that depends on its values."""
+        return self
 
     @abstractmethod
     def joined(self, others: Sequence[Block]) -> Block:

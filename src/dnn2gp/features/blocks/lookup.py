@@ -12,8 +12,6 @@ from torch import Tensor
 from dnn2gp.features.blocks.base import Block
 from dnn2gp.features.blocks.rows import Rows
 
-TIMES = 8
-
 
 @final
 class Lookup(Block):
@@ -49,6 +47,10 @@ class Lookup(Block):
         """The indices and G."""
         return self.index, self.G
 
+    @property
+    def shared_bytes(self) -> int:
+        return self.index.nbytes
+
     def to(self, dtype: torch.dtype) -> Lookup:
         """In another dtype."""
         return self._with(self.index, self.G.to(dtype))
@@ -56,6 +58,11 @@ class Lookup(Block):
     def take(self, examples: slice) -> Lookup:
         """Some of the examples."""
         return self._with(self.index[examples], self.G[examples])
+
+    def densest(self) -> Lookup:
+        """As if all examples looked up the same entries, all of them different."""
+        entries = torch.arange(self.index.shape[1], device=self.index.device) % self.num_entries
+        return self._with(entries.expand_as(self.index), self.G)
 
     def joined(self, others: Sequence[Block]) -> Block:
         """All examples; the number of positions must agree, otherwise the rows are joined."""
@@ -73,8 +80,7 @@ class Lookup(Block):
         return self._over(torch.arange(self.num_entries, device=self.G.device)).rows()
 
     def together(self, other: Block) -> Iterator[tuple[Rows, Rows]]:
-        """Both over the entries that both look up, so many at a time that their rows are at most `TIMES` as large as
-        G."""
+        """Both over the entries that both look up, so many at a time that their rows are not larger than G."""
         if not isinstance(other, Lookup):
             yield Rows(self.rows(), self.parts), Rows(other.rows(), self.parts)
             return
@@ -82,7 +88,7 @@ class Lookup(Block):
         if other is not self:
             common = common[torch.isin(common, other.index.unique())]
         positions = min(self.index.shape[1], other.index.shape[1])
-        for entries in common.split(TIMES * positions) if len(common) else ():
+        for entries in common.split(positions) if len(common) else ():
             left = self._over(entries)
             yield left, left if other is self else other._over(entries)
             del left

@@ -67,6 +67,10 @@ class Outer(Piece):
         """A and G."""
         return self.A, self.G
 
+    @property
+    def shared_bytes(self) -> int:
+        return self.A.nbytes
+
     def to(self, dtype: torch.dtype) -> Outer:
         """In another dtype."""
         return self.with_factors(self.A.to(dtype), self.G.to(dtype))
@@ -266,11 +270,6 @@ _BUFFER = 1 << 21
 def channels_at_a_time(n: int, R: int, o: int, i: int, L: int) -> int:
     """The output channels whose rows are formed at once, for n examples."""
     return min(o, max(1, _BUFFER // (n * R * (i + L))))
-
-
-def most_numbers(n: int, R: int, o: int, i: int, L: int) -> int:
-    """What they and their gradients hold at most, for n examples or fewer."""
-    return max(n * R * (i + L), min(_BUFFER, n * R * o * (i + L)))
 
 
 def _products(A: Float[Tensor, "n i L"], G: Float[Tensor, "n R o L"]) -> Float[Tensor, "n R o i"]:

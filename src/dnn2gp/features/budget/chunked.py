@@ -1,17 +1,17 @@
-"""Examples in chunks within the memory budget: what work with their factors needs is measured before it is done."""
+"""Examples in chunks within the memory budget: the memory that work with their factors needs is measured beforehand."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.features.budget.footprint import Footprint
-from dnn2gp.features.budget.peak import Peak, peak_of
+from dnn2gp.features.budget.peak import MORE, Peak
 from dnn2gp.features.budget.work import MADE, MemoryTrial, Work
 from dnn2gp.features.cotangents import Cotangents
 from dnn2gp.features.factors import Factors
@@ -22,18 +22,28 @@ from dnn2gp.support.progress import track
 
 # The most examples of a chunk.
 _CHUNK = 200
-# The most rows of an example with which memory is measured, and the share of the budget that their factors may have:
-# two and three examples, and as much again while they are made.
+# The most rows per example with which memory is measured, and the share of the budget that their factors may have: two
+# and three examples, and as much again while they are made.
 _ROWS_MEASURED = 32
 _TRIED = 10
+# The share of the budget that a trial may hold until the next one: several uses of it are often measured in a row.
+_LIGHT = 64
 FEWER = (
     "Take fewer inputs at a time, freeze layers that need no uncertainty (requires_grad_(False)), or name those that "
     "do (subset=)."
 )
 
 
+@dataclass(frozen=True)
+class Measured:
+    """The memory of work: the peak for n examples, and the bytes per example of its result, if that is factors."""
+
+    need: Peak
+    kept: int
+
+
 class Chunked(ABC):
-    """What has factors for a few examples at a time (`factors`), and says what these hold (`footprint`)."""
+    """Whatever has factors for a few examples at a time (`factors`)."""
 
     num_weights: int
     num_outputs: int
@@ -42,20 +52,24 @@ class Chunked(ABC):
     knowledge: Knowledge
 
     fewest: int = 1
-    """The examples that are made at the least, whatever is asked for."""
+    """The number of examples that are computed at least, however few are asked for."""
 
     @abstractmethod
     def factors(self, inputs: Inputs, cotangents: Cotangents | None = None, *, apart: bool = False) -> Factors:
-        """Uᵀ φ_w(x)ᵀ of each example by blocks, U its cotangents (default: the identity, so that it is φᵀ).
+        """Uᵀ φ_w(x)ᵀ of each example by blocks, with its cotangents U (default: the identity, so that it is φᵀ).
 
         U (N × Q × R) may be a function of the outputs, such as a likelihood's `noise_precision_root`: it is then called
-        in the forward pass that is made anyway. `apart`: the inputs and output gradients of each layer are wanted, and
-        not the sums over positions that they make.
+        in the forward pass that is made anyway. `apart` asks for the inputs and output gradients of each layer instead
+        of their sums over positions.
         """
 
-    @abstractmethod
-    def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
-        """What the factors of one of these examples with R rows hold."""
+    def least_bytes(self, inputs: Inputs, num_rows: int) -> int:
+        """A lower bound for the factors of one example with R rows, to refuse hopeless work before it is tried."""
+        return 0
+
+    def operations(self, inputs: Inputs, num_rows: int) -> float:
+        """Multiplications and additions that make the factors of one example with R rows; here they do not count."""
+        return 0.0
 
     def budget(self) -> int:
         """The memory budget in bytes: the user's, or half of what is free now."""
@@ -64,23 +78,30 @@ class Chunked(ABC):
     def chunk(
         self, inputs: Inputs, num_rows: int | None = None, work: Work = MADE, *, fixed: int = 0, extra: int = 0
     ) -> int:
-        """Examples at a time for this work within the budget, where `fixed` bytes are held besides, and `extra` for
-        each example."""
+        """Examples at a time for this work within the budget, besides `fixed` bytes and `extra` for each example."""
         rows, budget = self.num_outputs if num_rows is None else num_rows, self.budget()
         what = f"{work.name}, {'a single example' if self.fewest == 1 else f'{self.fewest} examples'} at a time,"
         what = f"{what} with the result" if fixed else what
-        least = fixed + self.fewest * (extra + self.footprint(inputs, rows).factors)
+        least = fixed + self.fewest * (extra + self.least_bytes(inputs, rows))
         require(least, budget, what, FEWER)  # before anything is tried
         need = self.need(inputs, rows, work).plus(fixed, extra)
         require(need(self.fewest), budget, what, FEWER)
         return max(1, min(num_examples(inputs), need.most(room(budget)), self.fast_chunk(inputs, rows)))
 
     def need(self, inputs: Inputs, num_rows: int, work: Work = MADE) -> Peak:
-        """The memory that factors with R rows need while they are made and used, measured on a few examples."""
-        each = max(1.0, self.footprint(inputs, num_rows).factors / num_rows)
-        tried = min(num_rows, _ROWS_MEASURED, max(1, int(self.budget() / (_TRIED * each))))
+        """The memory that n examples need while their factors with R rows are made and used."""
+        return self.measured(inputs, num_rows, work).need
+
+    def measured(self, inputs: Inputs, num_rows: int, work: Work = MADE) -> Measured:
+        """The memory of work on factors with R rows, measured on two and three examples."""
+        tried = self.rows_tried(inputs, num_rows)
         key = "memory", self.name, self.kind(inputs), num_rows, tried, work.name, work.key
-        return self.knowledge.find(key, lambda: self._measured(inputs, num_rows, tried, work))
+        return self.knowledge.find(key, lambda: self._measure(inputs, num_rows, tried, work))
+
+    def rows_tried(self, inputs: Inputs, num_rows: int) -> int:
+        """The rows per example with which memory is measured: all R, unless that takes long or needs much memory."""
+        each = max(1.0, self.least_bytes(inputs, num_rows) / num_rows)
+        return min(num_rows, _ROWS_MEASURED, max(1, int(self.budget() / (_TRIED * each))))
 
     @staticmethod
     def kind(inputs: Inputs) -> tuple[object, ...]:
@@ -89,18 +110,28 @@ class Chunked(ABC):
 
     @property
     def name(self) -> str:
-        """What tells features apart that share their knowledge."""
+        """Distinguishes features that share their knowledge."""
         return type(self).__name__
 
+    def trial(self, inputs: Inputs, num_rows: int, *, apart: bool = False) -> MemoryTrial:
+        """The factors of two and three examples."""
+        key = self.name, self.kind(inputs), num_rows, apart
+        found = self.knowledge.recall(key)
+        if found is None:
+            found = self._trial(inputs, num_rows, apart)
+            light = found.bytes[1] <= self.budget() // _LIGHT and not differentiable(inputs)
+            self.knowledge.remember(key, found if light else None)
+        return found
+
     @torch.inference_mode(False)
-    def _measured(self, inputs: Inputs, num_rows: int, rows: int, work: Work) -> Peak:
-        trial = self._trial(inputs, rows, work.apart)
-        made = trial.made.or_held(trial.bytes, peak_of(lambda count: work.use(trial.factors[count])))
-        return made if rows == num_rows else made.times(num_rows / rows)  # more than each row adds
+    def _measure(self, inputs: Inputs, num_rows: int, tried: int, work: Work) -> Measured:
+        trial = self.trial(inputs, tried, apart=work.apart)
+        need = trial.need(work.use)
+        result = work.use(trial.factors[MORE])
+        kept = result.bytes_per_example(num_rows) if isinstance(result, Factors) else 0
+        return Measured(need if tried == num_rows else need.times(num_rows / tried), kept)  # more than each row adds
 
     def _trial(self, inputs: Inputs, num_rows: int, apart: bool) -> MemoryTrial:
-        """The factors of a few examples."""
-
         def make(count: int) -> Factors:
             some = take(inputs, torch.arange(count, device="cpu") % num_examples(inputs))
             return self.factors(some, self.anchor.new_ones(count, self.num_outputs, num_rows), apart=apart)
@@ -108,7 +139,7 @@ class Chunked(ABC):
         return MemoryTrial.of(make)
 
     def fast_chunk(self, inputs: Inputs, num_rows: int) -> int:
-        """The most examples that are made at once: beyond it nothing gets faster, and caches overflow."""
+        """The most examples that are computed at once: more would not be faster, and caches would overflow."""
         return _CHUNK
 
     def _factors(
@@ -123,7 +154,7 @@ class Chunked(ABC):
     def _used(
         self, inputs: Inputs, work: Work, cotangents: Cotangents | None = None, *, fixed: int = 0, extra: int = 0
     ) -> Iterator[Any]:
-        """What the work makes of each chunk's factors, which are then given up."""
+        """The result of the work for each chunk, whose factors are freed before the next one."""
         for _, factors in self._factors(inputs, work, cotangents, fixed=fixed, extra=extra):
             result = work.use(factors)
             del factors

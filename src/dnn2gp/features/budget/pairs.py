@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dnn2gp.features.budget.peak import Peak
-from dnn2gp.features.budget.size import BlockSize, products
 from dnn2gp.features.factors import Factors
 from dnn2gp.support.memory import chunks, require, room
 from dnn2gp.support.progress import track
@@ -16,7 +15,7 @@ Maker = Callable[[slice], Factors]
 
 @dataclass(frozen=True)
 class PairSide:
-    """One axis of a kernel: how many examples, what the factors of one cost, and how they are made."""
+    """One axis of a kernel: how many examples, the memory of their factors, and how these are made."""
 
     num_examples: int
     rows: int
@@ -25,21 +24,17 @@ class PairSide:
     """Bytes of an example's factors."""
     need: Peak
     """Bytes of examples while their factors are made."""
-    blocks: tuple[BlockSize, ...]
-    """The sizes of its blocks, and"""
-    itemsize: int
-    """bytes of a number."""
     make: Maker
     most: int = 128
-    """Examples that are made at once at the most,"""
+    """The most examples that are computed at once."""
     fewest: int = 1
-    """and at the least."""
+    """The fewest examples that are computed at once."""
 
 
 @dataclass(frozen=True)
 class PairPlan:
-    """Blocks of `block` examples; the factors of `held` of the left ones are there at once, and of the right ones all
-    or one block. `bytes` is the peak of all this."""
+    """Blocks of `block` examples. Factors of `held` examples on the left are in memory at once; on the right, those of
+    all examples or of one block. `bytes` is the peak of all this."""
 
     block: int
     held: int
@@ -47,21 +42,21 @@ class PairPlan:
     bytes: int
 
     def made(self, rows: int, columns: int | None) -> int:
-        """How many examples' factors are made in all, for rows × columns (None: a triangle of rows × rows)."""
+        """For how many examples factors are made in all, for rows × columns (None: a triangle of rows × rows)."""
         starts = range(0, rows, self.held)
         if columns is None:
             return rows + sum(rows - min(rows, start + self.held) for start in starts)
         return rows + columns * (1 if self.right_held else len(starts))
 
 
-# Rows of a block of a kernel matrix: large enough for a fast product, small enough that it stays in a cache.
+# Rows of a block of a kernel matrix: large enough for a fast product, small enough to stay in a cache.
 _BLOCK_ROWS = 1024
 
 
 def plan_pairs(
     left: PairSide,
     right: PairSide | None,
-    entry: int,
+    product: Peak,
     budget: int,
     what: str,
     instead: str,
@@ -69,22 +64,18 @@ def plan_pairs(
     whole: bool = True,
     beside: int = 0,
 ) -> PairPlan:
-    """The largest blocks, and as many held factors, as fit into `budget` with `beside` bytes for the result; `entry` is
-    the bytes of one entry's pairs.
+    """The largest blocks, and as many held factors, as fit into `budget` with `beside` bytes for the result.
 
-    `right` None means a symmetric kernel, of which one triangle is computed. `whole`: all pairs of rows are computed,
-    so that blocks of a few rows have work enough.
+    `product` is the memory of the product of n examples with n others. `right` None means a symmetric kernel, of which
+    one triangle is computed. `whole`: all pairs of rows are computed, so blocks of a few rows are work enough.
     """
     other, space = left if right is None else right, room(budget) - beside
     rows = max(left.rows, other.rows)
     block = max(1, min(left.most, other.most, _BLOCK_ROWS // rows if whole else left.most))
     block = max(1, min(block, max(left.num_examples, other.num_examples)))
     while True:
-        # What a block's products need (it, a layer's product, and what that is multiplied with), or making a block; and
-        # one block of factors on each side.
-        besides = products(left.blocks, other.blocks, block, left.rows, other.rows) * left.itemsize
-        multiplied = 3 * entry * block**2 + besides
-        fixed = max(multiplied, left.need(max(block, left.fewest)), other.need(max(block, other.fewest)))
+        # A block is multiplied, or made, beside one block of factors on each side.
+        fixed = max(product(block), left.need(max(block, left.fewest)), other.need(max(block, other.fewest)))
         least = fixed + block * (left.kept + other.kept)
         if least <= space or block == 1:
             break

@@ -1,18 +1,20 @@
-"""How much memory a computation holds at its peak, found by watching it do a little of the same work.
+"""How much memory a computation needs at its peak, measured while it does a little of the same work.
 
-Everything that torch allocates is seen while the work is done for two examples and for three. Both runs allocate and
-free in the same order, so that each allocation is a line a + b·n in the number of examples n, and so is the sum of what
-is alive at any moment: the peak for any n is the largest of these lines. Nothing has to be known of the layers.
+Everything that torch allocates is watched while the work is done for a few small numbers of examples. All runs allocate
+and free in the same order, so the size of each allocation is a polynomial in the number of examples n, and so is the
+sum of what is alive at any moment: the peak for any n is the largest of these. Nothing has to be known about layers.
 """
 
 from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import log
 from typing import Any
 
 import torch
@@ -20,64 +22,126 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+Curve = tuple[float, ...]
+"""The coefficients of a polynomial in the number of examples: a, a + b·n, or a + b·n + c·n²."""
+
 _MARGIN = 1.1
-"""For what is not seen: buffers inside of single operations, and pieces of memory that are too small to be used."""
+"""For what is not seen: buffers inside of single operations, and blocks of memory that are too small to be reused."""
 FEW, MORE = 2, 3
+_PAIRS = (1, 2, 3)
+_LARGEST = 1 << 40
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The bytes that n examples need at their peak: the largest of the lines a + b·n."""
+    """The bytes that n examples need at their peak: the largest of several polynomials in n."""
 
-    lines: tuple[tuple[float, float], ...]
+    curves: tuple[Curve, ...]
 
     def __call__(self, count: int) -> int:
         """For n = `count`."""
-        return int(max(a + b * count for a, b in self.lines))
+        return int(max(_value(curve, count) for curve in self.curves))
 
     def most(self, budget: int) -> int:
-        """The most examples that fit; 0 if not even one does."""
-        if self(1) > budget:
-            return 0
-        return int(min(((budget - a) // b for a, b in self.lines if b > 0), default=1 << 40))
+        """The most examples that fit into the budget; 0 if not even one does."""
+        return bisect_right(range(1, _LARGEST), budget, key=self)
 
-    def plus(self, besides: int, each: int = 0) -> Peak:
-        """With so many bytes more, and so many more for each example."""
-        return Peak(tuple((a + besides, b + each) for a, b in self.lines))
+    def plus(self, fixed: int, each: int = 0) -> Peak:
+        """With `fixed` more bytes, and `each` more for every example."""
+        return Peak(tuple(_sum(curve, (float(fixed), float(each))) for curve in self.curves))
 
     def or_held(self, held: tuple[int, int], after: Peak) -> Peak:
-        """This first, then `after` while what is held has so many bytes for two and for three examples."""
-        each = (held[1] - held[0]) / (MORE - FEW)
-        besides = held[0] - FEW * each
-        return Peak(_highest({*self.lines, *((a + besides, b + each) for a, b in after.lines)}))
+        """This first, then `after`, during which a result of this many bytes (for two and three examples) is held."""
+        line = _polynomial((FEW, MORE), held)
+        return Peak(_highest({*self.curves, *(_sum(curve, line) for curve in after.curves)}))
 
     def times(self, factor: float) -> Peak:
-        """So many times as much."""
-        return Peak(tuple((factor * a, factor * b) for a, b in self.lines))
+        """This many times as much."""
+        return Peak(tuple(tuple(factor * value for value in curve) for curve in self.curves))
 
 
 def peak_of(work: Callable[[int], object]) -> Peak:
-    """The peak of `work(n)`, which is called for two examples and for three."""
+    """The peak of `work(n)`, whose allocations grow linearly with n; it is called for two examples and for three."""
     few, more = _watched(work, FEW), _watched(work, MORE)
-    if few.events != more.events:  # the first time may have done what is done once: look again
+    if few.events != more.events:  # the first run may have done what is done once: look again
         few = _watched(work, FEW)
     if few.events != more.events:  # it does not do the same for both: count everything for each pair of examples
         return Peak(((0.0, _MARGIN * few.peak() / FEW), (_MARGIN * few.peak(), 0.0)))
-    alive, lines = (0.0, 0.0), {(0.0, 0.0)}
-    for number, sign in few.events:
-        each = (more.sizes[number] - few.sizes[number]) / (MORE - FEW)
-        besides = few.sizes[number] - FEW * each
-        alive = alive[0] + sign * besides, alive[1] + sign * each
-        lines.add((_MARGIN * alive[0], _MARGIN * alive[1]))
-    return Peak(_highest(lines))
+    sizes = zip(few.sizes, more.sizes, strict=True)
+    return _peak([_polynomial((FEW, MORE), pair) for pair in sizes], few.events)
 
 
-def _highest(lines: set[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Those that no other line is above everywhere."""
-    kept: list[tuple[float, float]] = []
-    for a, b in sorted(lines, key=lambda line: (-line[1], -line[0])):
-        if not kept or a > kept[-1][0]:
-            kept.append((a, b))
+def peak_of_pairs(work: Callable[[int, bool], object], factor: float = 1.0) -> Peak:
+    """The peak of `work(n, False)` on n × n pairs of examples, whose allocations are quadratic in n.
+
+    If the work has `factor` times as many rows per example as are tried, `work(n, True)` tries half as many, to show
+    how each allocation grows with the rows. If it does nothing, all are taken to grow quadratically.
+    """
+    runs = [_watched(lambda count: work(count, False), count) for count in _PAIRS]
+    if any(run.events != runs[0].events for run in runs):
+        return _through_peaks([run.peak() for run in runs], factor)
+    curves = [_polynomial(_PAIRS, sizes) for sizes in zip(*(run.sizes for run in runs), strict=True)]
+    if factor != 1:
+        half = _watched(lambda count: work(count, True), FEW)
+        known = half.sizes if half.events == runs[1].events else [0] * len(curves)
+        growth = [_growth(*pair, factor) for pair in zip(known, runs[1].sizes, strict=True)]
+        curves = [tuple(by * value for value in curve) for by, curve in zip(growth, curves, strict=True)]
+    return _peak(curves, runs[0].events)
+
+
+def _through_peaks(peaks: Sequence[int], factor: float) -> Peak:
+    """The parabola b·n + c·n² above three peaks, where the runs do not allocate alike."""
+    _, _, curvature = _polynomial(_PAIRS, peaks)
+    c = max(0.0, curvature)
+    b = max((peak - c * count**2) / count for count, peak in zip(_PAIRS, peaks, strict=True))
+    return Peak(((0.0, _MARGIN * factor**2 * b, _MARGIN * factor**2 * c),))
+
+
+def _growth(half: int, whole: int, factor: float) -> float:
+    """How much larger an allocation gets with `factor` times the rows, from its size for half the rows and for all."""
+    power = log(whole / half, 2) if 0 < half <= whole else 2.0
+    return factor ** min(2.0, power)
+
+
+def _peak(curves: Sequence[Curve], events: Iterable[tuple[int, int]]) -> Peak:
+    """The highest sums of what is alive, as allocations come (1) and go (−1)."""
+    alive: Curve = (0.0,)
+    found: set[Curve] = {alive}
+    for number, sign in events:
+        alive = _sum(alive, tuple(sign * value for value in curves[number]))
+        found.add(tuple(_MARGIN * value for value in alive))
+    return Peak(_highest(found))
+
+
+def _polynomial(points: Sequence[int], values: Sequence[int]) -> Curve:
+    """The line or parabola through two or three consecutive points."""
+    if len(points) == 2:
+        slope = (values[1] - values[0]) / (points[1] - points[0])
+        return values[0] - points[0] * slope, slope
+    first, second, third = values
+    c = (third - 2 * second + first) / 2
+    b = second - first - c * (2 * points[0] + 1)
+    return first - b * points[0] - c * points[0] ** 2, b, c
+
+
+def _value(curve: Curve, count: int) -> float:
+    return sum(value * count**power for power, value in enumerate(curve))
+
+
+def _sum(first: Curve, second: Curve) -> Curve:
+    size = max(len(first), len(second))
+    padded = (curve + (0.0,) * (size - len(curve)) for curve in (first, second))
+    return tuple(a + b for a, b in zip(*padded, strict=True))
+
+
+def _highest(curves: set[Curve]) -> tuple[Curve, ...]:
+    """Those that no other one exceeds in every coefficient."""
+    size = max(map(len, curves))
+    padded = {curve + (0.0,) * (size - len(curve)) for curve in curves}
+    kept: list[Curve] = []
+    for curve in sorted(padded, key=lambda curve: curve[::-1], reverse=True):
+        if not any(all(a >= b for a, b in zip(other, curve, strict=True)) for other in kept):
+            kept.append(curve)
     return tuple(kept)
 
 
@@ -105,7 +169,6 @@ class _Storages(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Compute; what comes in was there before."""
         for value in tree_leaves((args, kwargs)):
             self._note(value, was_there=True)
         output = func(*args, **(kwargs or {}))

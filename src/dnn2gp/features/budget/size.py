@@ -1,19 +1,15 @@
-"""How much a block holds and how many operations its products take, for any number of rows: what a plan adds up."""
+"""The sizes of a block for one example, from which operations are counted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dnn2gp.features.blocks import Block, Lookup, Outer
-from dnn2gp.features.blocks.lookup import TIMES
-from dnn2gp.features.blocks.outer import most_numbers
-from dnn2gp.features.factors import differing
 
 
 @dataclass(frozen=True)
 class BlockSize:
-    """The sizes of a block for one example: a numbers once, g numbers for each row, p weights."""
+    """The sizes of a block for one example: `a` numbers once, `g` numbers for each row, `p` weights."""
 
     parts: tuple[slice, ...]
     a: int
@@ -34,34 +30,16 @@ class BlockSize:
         held = sum(tensor.numel() for tensor in block.tensors()) // (n * R)
         return BlockSize(block.parts, 0, held, block.size, 1, None, isinstance(block, Lookup))
 
-    def kept(self, rows: int) -> int:
-        """Numbers in the form that is kept (see `Outer.compact`)."""
-        return rows * self.p if self._explicit(rows) else self.a + rows * self.g
-
-    def products(self, other: BlockSize, count: int, rows: int, columns: int) -> int:
-        """Numbers that a product of so many examples with as many of the other form holds besides (see `together`)."""
-        if self.table and other.table:
-            return count * (TIMES + 1) * (rows * self.g + columns * other.g)
-        if self.shape is None or self.shape != other.shape or self._explicit(rows) != other._explicit(columns):
-            both = self.shape is None and other.shape is None
-            return 0 if both else 2 * count * (rows * self.p + columns * other.p)  # rows of both, arranged alike
-        if self._explicit(rows):
-            return 0
-        o, i = self.shape
-        pairs = self.positions * other.positions
-        if pairs == 1:
-            return 0
-        if o * i <= pairs * (o + i / (rows * columns) + 4):
-            own = most_numbers(count, rows, o, i, self.positions)
-            return own + most_numbers(count, columns, o, i, other.positions)
-        return count * (self.a + rows * self.g + other.a + columns * other.g)
+    def least(self, rows: int) -> int:
+        """Numbers that the block has at least, in whichever form it is held."""
+        return min(rows * self.p, self.a + rows * self.g)
 
     def operations(self, rows: int) -> float:
-        """To bring the factors into the form that is kept."""
+        """Operations that bring the factors into the form in which they are kept (see `Outer.compact`)."""
         return 2.0 * rows * self.p * self.positions if self._explicit(rows) else 0.0
 
     def pair_operations(self, left: int, right: int, *, trace: bool) -> float:
-        """Of the product of two examples: all pairs of rows, or (`trace`) only equal ones."""
+        """Operations of the product of two examples: all pairs of rows, or (`trace`) only equal ones."""
         pairs = left if trace else left * right
         if self.shape is None or self._explicit(left):
             return 2.0 * pairs * self.p
@@ -80,12 +58,3 @@ class BlockSize:
             return False
         o, i = self.shape
         return self.positions > 1 and rows * o * i <= 2 * (self.a + rows * self.g)
-
-
-def products(left: Sequence[BlockSize], right: Sequence[BlockSize], count: int, rows: int, columns: int) -> int:
-    """Numbers that the products of all blocks hold besides, one pair of blocks after the other."""
-    both = [(own, other) for own in left for other in right if own.parts == other.parts]
-    most = max((own.products(other, count, rows, columns) for own, other in both), default=0)
-    ranges = differing([size.parts for size in left], [size.parts for size in right])
-    alone = sum(part.stop - part.start for part in ranges)
-    return max(most, 2 * count * (rows + columns) * alone)

@@ -12,13 +12,13 @@ from dnn2gp.features.factors import Factors
 
 @dataclass(frozen=True)
 class Work:
-    """A use of factors; `key` tells apart uses of the same name that need other memory."""
+    """A use of factors; `key` distinguishes uses of the same name that need different amounts of memory."""
 
     name: str
     use: Callable[[Factors], Any]
     key: tuple[object, ...] = ()
     apart: bool = False
-    """Whether it needs the inputs and output gradients of each layer, and not the sums that they make."""
+    """Whether it needs the inputs and output gradients of each layer instead of their sums over positions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,18 +39,22 @@ class MemoryTrial:
 
         return MemoryTrial(factors, made=peak_of(watched))
 
-    def plus(self, besides: int) -> MemoryTrial:
-        """With so many bytes more while they are made."""
-        return MemoryTrial(self.factors, self.made.plus(besides))
+    def plus(self, fixed: int) -> MemoryTrial:
+        """With `fixed` more bytes while they are made."""
+        return MemoryTrial(self.factors, self.made.plus(fixed))
 
-    def then(self, use: Callable[[Factors], object], besides: int = 0) -> MemoryTrial:
-        """With a use that is always made of them, during which so many bytes are held besides."""
-        used = peak_of(lambda count: use(self.factors[count])).plus(besides)
-        return MemoryTrial(self.factors, self.made.or_held(self.bytes, used))
+    def then(self, use: Callable[[Factors], object], fixed: int = 0) -> MemoryTrial:
+        """With a use that is always made of them, and `fixed` more bytes during it."""
+        return MemoryTrial(self.factors, self.need(use, fixed))
+
+    def need(self, use: Callable[[Factors], object], fixed: int = 0) -> Peak:
+        """The memory that n examples need while their factors are made, and then used."""
+        used = peak_of(lambda count: use(self.factors[count])).plus(fixed)
+        return self.made.or_held(self.bytes, used)
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """What the factors of two and of three examples hold."""
+        """The size of the factors of two and of three examples."""
         few, more = (self.factors[count].bytes for count in (FEW, MORE))
         return few, more
 

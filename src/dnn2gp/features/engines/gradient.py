@@ -5,7 +5,6 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.features.budget.footprint import Footprint
 from dnn2gp.features.budget.work import MemoryTrial
 from dnn2gp.features.cotangents import Cotangents, resolved
 from dnn2gp.features.engines.network_features import NetworkFeatures
@@ -43,9 +42,11 @@ class GradientFeatures(FeatureMap):
         columns = residual if cotangents is None else residual * resolved(cotangents, ones)
         return self.jacobian_features.factors(self.examples(inputs), columns, apart=apart)
 
-    def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
-        """That of the network's engine."""
-        return self.jacobian_features.footprint(self.examples(inputs), num_rows)
+    def least_bytes(self, inputs: Inputs, num_rows: int) -> int:
+        return self.jacobian_features.least_bytes(self.examples(inputs), num_rows)
+
+    def operations(self, inputs: Inputs, num_rows: int) -> float:
+        return self.jacobian_features.operations(self.examples(inputs), num_rows)
 
     def _trial(self, inputs: Inputs, num_rows: int, apart: bool) -> MemoryTrial:
         """With the checks of the network's engine."""

@@ -22,7 +22,7 @@ from dnn2gp.features.knowledge import Knowledge
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, check_inputs, differentiable, map_inputs, num_examples, take
 from dnn2gp.support.errors import NetworkError
-from dnn2gp.support.memory import bounded, check_budget, chunks, require, room
+from dnn2gp.support.memory import check_budget, chunks, require, room
 
 Engine = TypeVar("Engine", bound="NetworkFeatures")
 # The most examples in one plain forward or backward pass, as in training: no Jacobian is formed there.
@@ -83,7 +83,6 @@ class NetworkFeatures(FeatureMap):
         ranges = list(self.network.layout.ranges.values())
         return [tuple(ranges[position] for position in members) for members in self.network.layout.layers.values()]
 
-    @bounded
     @torch.inference_mode(False)
     def outputs(self, inputs: Inputs) -> Float[Tensor, "N K"]:
         """f_w(x) at the anchor."""
@@ -92,7 +91,6 @@ class NetworkFeatures(FeatureMap):
             parts = [self._forward(take(inputs, part)) for part in self._passes(inputs, self._forward, 2 * size)]
         return torch.cat(parts)
 
-    @bounded
     @torch.inference_mode(False)
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N K S"]:
         """J v for each column v, in forward mode: one pass per column, no Jacobian.
@@ -112,7 +110,6 @@ class NetworkFeatures(FeatureMap):
         passes = self._passes(inputs, lambda few: self._push(few, vectors[:, 0]), held, "J v")
         return torch.cat([all_pushed(take(inputs, part)) for part in passes])
 
-    @bounded
     @torch.inference_mode(False)
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N K S"]) -> Float[Tensor, "P S"]:
         """Jᵀ u for each column u, in reverse mode: one backward pass per column, no Jacobian (but see `jvp`)."""
@@ -124,7 +121,6 @@ class NetworkFeatures(FeatureMap):
             total += pulled(self.network, self.anchor, take(inputs, part), cotangents[part])
         return total
 
-    @bounded
     @torch.inference_mode(False)
     def residual_curvature(
         self, inputs: Inputs, residual: Float[Tensor, "N K"], vectors: Float[Tensor, "P S"]

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.features.budget.footprint import Footprint
 from dnn2gp.features.checks import check_cotangents, check_vectors
 from dnn2gp.features.cotangents import Cotangents, resolved
 from dnn2gp.features.engines.network_features import NetworkFeatures
@@ -17,7 +16,6 @@ from dnn2gp.features.feature_map import FeatureMap
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, num_examples
 from dnn2gp.support.errors import InputError
-from dnn2gp.support.memory import bounded
 
 
 class _SeveralMaps(FeatureMap):
@@ -50,10 +48,11 @@ class _SeveralMaps(FeatureMap):
         """These inputs, as the network takes them."""
         return self.maps[0].check(inputs)
 
-    def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
-        """R · P numbers."""
-        rows = self.anchor.element_size() * num_rows * self.num_weights
-        return Footprint(rows, rows, 6.0 * num_rows * self.num_weights * len(self.maps))
+    def least_bytes(self, inputs: Inputs, num_rows: int) -> int:
+        return num_rows * self.anchor.nbytes
+
+    def operations(self, inputs: Inputs, num_rows: int) -> float:
+        return 6.0 * num_rows * self.num_weights * len(self.maps)
 
 
 class StackedFeatures(_SeveralMaps):
@@ -80,13 +79,11 @@ class StackedFeatures(_SeveralMaps):
             rows = rows + each.factors(inputs, own).rows()
         return Factors.of_rows(rows)
 
-    @bounded
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N SK S"]:
         """J v of each map."""
         check_vectors(vectors, self.num_weights)
         return torch.cat([each.jvp(inputs, vectors) for each in self.maps], 1)
 
-    @bounded
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N SK S"]) -> Float[Tensor, "P S"]:
         """Σ_s J_sᵀ u_s."""
         check_cotangents(cotangents, num_examples(inputs), self.num_outputs)
@@ -113,12 +110,10 @@ class AveragedFeatures(_SeveralMaps):
             rows = rows + each.factors(inputs, cotangents).rows()
         return Factors.of_rows(rows / len(self.maps))
 
-    @bounded
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N K S"]:
         """J v, averaged."""
         return torch.stack([each.jvp(inputs, vectors) for each in self.maps]).mean(0)
 
-    @bounded
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N K S"]) -> Float[Tensor, "P S"]:
         """Jᵀ u, averaged."""
         return torch.stack([each.vjp(inputs, cotangents) for each in self.maps]).mean(0)

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.func import jacrev, vjp, vmap
 
 from dnn2gp.features.budget.chunked import form
-from dnn2gp.features.budget.footprint import Footprint
 from dnn2gp.features.cotangents import Cotangents, resolved
 from dnn2gp.features.engines.attempts import attempt, close
 from dnn2gp.features.engines.network_features import NetworkFeatures
@@ -36,9 +35,11 @@ class JacobianFeatures(NetworkFeatures):
             return Factors.of_rows(self._looped(inputs, cotangents))
         return Factors.of_rows(self._batched(inputs, cotangents))
 
-    def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
-        rows = self.anchor.element_size() * num_rows * self.num_weights
-        return Footprint(rows, rows, 6.0 * num_rows * self.num_weights)
+    def least_bytes(self, inputs: Inputs, num_rows: int) -> int:
+        return num_rows * self.anchor.nbytes
+
+    def operations(self, inputs: Inputs, num_rows: int) -> float:
+        return 6.0 * num_rows * self.num_weights
 
     def _batched(self, inputs: Inputs, cotangents: Float[Tensor, "N K R"] | None) -> Float[Tensor, "N R P"]:
         """All examples and rows at once."""

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from dnn2gp.features.blocks import Block, Rows
 from dnn2gp.features.budget.chunked import form
-from dnn2gp.features.budget.footprint import Footprint
 from dnn2gp.features.budget.size import BlockSize
 from dnn2gp.features.budget.work import MemoryTrial
 from dnn2gp.features.cotangents import Cotangents, identity, resolved
@@ -87,16 +86,15 @@ class LayerwiseFeatures(NetworkFeatures):
         own = [part for size in uses.sizes for part in size.parts]
         return own if self._general(uses) is None else own + self._ranges(uses.left)
 
-    def footprint(self, inputs: Inputs, num_rows: int) -> Footprint:
-        """The kept factors of each block: A once and G for each row, or R · p for rows."""
-        uses, size = self.uses(inputs), self.anchor.element_size()
-        kept = size * sum(block.kept(num_rows) for block in uses.sizes)
-        operations = sum(block.operations(num_rows) for block in uses.sizes) + 6.0 * num_rows * uses.saved
-        rows, general = size * num_rows * self.num_weights, self._general(uses)
-        if general is None:
-            return Footprint(kept, rows, operations, uses.sizes)
-        rest = general.footprint(inputs, num_rows)
-        return Footprint(kept + rest.factors, rows, operations + rest.operations, uses.sizes)
+    def least_bytes(self, inputs: Inputs, num_rows: int) -> int:
+        uses, general = self.uses(inputs), self._general(self.uses(inputs))
+        own = self.anchor.element_size() * sum(block.least(num_rows) for block in uses.sizes)
+        return own + (0 if general is None else general.least_bytes(inputs, num_rows))
+
+    def operations(self, inputs: Inputs, num_rows: int) -> float:
+        uses, general = self.uses(inputs), self._general(self.uses(inputs))
+        own = sum(block.operations(num_rows) for block in uses.sizes) + 6.0 * num_rows * uses.saved
+        return own + (0 if general is None else general.operations(inputs, num_rows))
 
     def _trial(self, inputs: Inputs, num_rows: int, apart: bool) -> MemoryTrial:
         self.uses(inputs)  # learned now, so that it is not measured
