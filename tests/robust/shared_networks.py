@@ -70,7 +70,7 @@ def data(count: int = 12) -> tuple[Tensor, Tensor]:
 
 
 def converted(module: nn.Module, space: str = "function") -> GaussianProcess:
-    inference = WeightSpace if space == "weight" else FunctionSpace
+    inference = WeightSpace() if space == "weight" else FunctionSpace()
     return convert(module, data(), CategoricalLikelihood(), 1.0, inference=inference)
 
 

@@ -51,11 +51,6 @@ class FactoredJacobian:
         self._kept, self._reserve = kept, reserve
 
     @property
-    def memory_budget(self) -> int | None:
-        """That of the features."""
-        return self.features.memory_budget
-
-    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the products."""
         return self._wide

@@ -19,7 +19,7 @@ from dnn2gp.inference.linear_model import LinearModel
 from dnn2gp.network.inputs import Inputs, num_examples, take
 from dnn2gp.support.choice import Choice
 from dnn2gp.support.errors import InputError
-from dnn2gp.support.memory import bounded, chunks
+from dnn2gp.support.memory import chunks
 from dnn2gp.support.progress import track
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.structures import Dense, Precision, Structure
@@ -129,11 +129,6 @@ class Posterior(ABC):
         """The name of the inference."""
         return self.method.name
 
-    @property
-    def memory_budget(self) -> int | None:
-        """The memory budget of the features."""
-        return self.model.expansion.features.memory_budget
-
     def precision(self) -> Precision:
         """Σ̃⁻¹ as a matrix; by default P × P, computed here."""
         expansion = self.model.expansion
@@ -163,7 +158,6 @@ class Posterior(ABC):
         anchor = self.model.expansion.anchor
         return (anchor.double() - self.step).to(anchor.dtype)
 
-    @bounded
     def latent(self, features: FeatureMap, inputs: Inputs) -> Latent:
         """Outputs, shift and covariance of f at each input, from one pass over the inputs, a chunk at a time."""
         step, parts = self.step[:, None], []
