@@ -133,10 +133,14 @@ def test_pictures_show_the_test_digits(smoke: Run) -> None:
     assert np.allclose(epistemic, gp.predict(images).epistemic.numpy())
 
 
-def test_same_seed_same_numbers_and_other_seed_others(smoke: Run, tmp_path: Path) -> None:
+def test_same_seed_same_numbers_and_other_seed_others(
+    smoke: Run, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     for name in FILES:
         (tmp_path / name).write_text("old")
-    again, other = run_smoke(tmp_path), run_smoke(tmp_path / "other", seed=1)
+    again = run_smoke(tmp_path)
+    request.getfixturevalue("blank_pictures")
+    other = run_smoke(tmp_path / "other", seed=1)
     assert again.result.scores == smoke.result.scores
     assert again.result.evidence == smoke.result.evidence
     assert other.result.scores != smoke.result.scores

@@ -33,14 +33,14 @@ STEP = 10**0.2 * (1 + 1e-9)
 @pytest.mark.slow
 @pytest.mark.skipif(find("synthetic_regression.npz") is None, reason="the paper's draws are not in DNN2GP_DATA")
 def test_the_papers_curve_on_the_papers_draws():
-    """Trainings to a minimum with ten of the 21 δ: the maximum within a grid step, the paper's values, nearly the best
+    """Trainings to a minimum with six of the 21 δ: the maximum within a grid step, the paper's values, nearly the best
     test error."""
     config = synthetic_figure.FIGURE.paper
-    places = [5, 7, 8, 9, 10, 11, 13, 15, 17, 20]
+    places = [5, 9, 10, 11, 15, 20]
     few = replace(config, deltas=tuple(config.deltas[place] for place in places))
     found = synthetic_figure.laplace_curve(few, Workspace())
     curve, error = found.curve("prior_precision"), found.curve("prior_precision", "test_error")
-    assert len(found.trials) == 100
+    assert len(found.trials) == 60
     assert 0.63 / STEP < found.best["prior_precision"] < 0.632 * STEP
     assert abs(found.evidence - (-110.15)) < 0.5
     for ours, place in zip(curve.mean, places, strict=True):
@@ -57,7 +57,7 @@ def test_the_papers_curve_on_the_papers_draws():
 def test_the_papers_maximum_on_the_papers_splits_of_wine():
     """Some of the 30 δ on some of the 20 splits: the largest evidence at the paper's δ, and there the least error."""
     config = wine_figure.FIGURE.paper
-    few = replace(config, deltas=tuple(config.deltas[place] for place in (11, 15, 19)), num_splits=4)
+    few = replace(config, deltas=tuple(config.deltas[place] for place in (11, 15, 19)), num_splits=2)
     found = wine_figure.curve(few, "prior_precision", Workspace())
     assert found.best["prior_precision"] == config.deltas[15]  # 24, where the paper's curve has its maximum
     error = found.curve("prior_precision", "test_error").mean
