@@ -88,7 +88,7 @@ def test_a_plan_says_what_is_ahead(features):
     assert str(plan).startswith("kernel_full of 50 examples: ")
     for word in ("chunks of", "250 kB", "operations", "1 MB"):
         assert word in str(plan)
-    assert engine.plan("ggn", x).result_bytes == 8 * engine.num_weights**2
+    assert engine.plan("ggn_diagonal", x).result_bytes == 8 * engine.num_weights
     with pytest.raises(InputError, match=r"expected one of .*kernel_full.*got 'kernel'"):
         engine.plan("kernel", x)
 

@@ -170,9 +170,9 @@ class FeatureMap(Kernels):
         return _joined(self._used(inputs, work, fixed=2 * num_examples(inputs) * each, extra=3 * each))
 
     def plan(self, work: str, inputs: Inputs, other: Inputs | None = None, *, out: bool = False) -> Plan:
-        """What a product of this name will need, before it is computed, with one prior precision a layer.
+        """What the product of this name needs, before it is computed, with one prior precision per layer.
 
-        `out`: the result goes to a file and does not count. What cannot fit into the budget is an error here as there.
+        `out`: the result goes to a file and does not count. What cannot fit into the budget is an error here too.
         """
         inputs, other = self.check(inputs), None if other is None else self.check(other)
         if work in KERNELS:
@@ -180,21 +180,23 @@ class FeatureMap(Kernels):
         Q, P, count = self.num_outputs, self.num_weights, num_examples(inputs)
         size, each = self.anchor.element_size(), 2.0 * Q * P
         marginal = _marginal(Unit(self.anchor.dtype))
-        known: dict[str, tuple[Work, int, float]] = {  # what is done, bytes of the result, operations of an example
-            "covariance": (marginal, 2 * count * Q * Q * size, Q * each),
-            "ggn": (_WIDE_ROWS, 8 * P**2, P * each),
-            "ggn_blocks": (self._layer_rows(), sum(8 * own**2 for own in self._layer_sizes), P * each),
-            "ggn_diagonal": (_SQUARES, 8 * P, each),
-            "kronecker": (_KRONECKER, 8 * self.kronecker_numbers(inputs), each),
-            "jacobian": (_ROWS, 2 * count * Q * self.anchor.nbytes, each),
+        blocks = sum(8 * own**2 for own in self._layer_sizes)
+        # What is done, the bytes of the result, how many times that is held, and the operations of an example.
+        known: dict[str, tuple[Work, int, int, float]] = {
+            "covariance": (marginal, count * Q * Q * size, 2, Q * each),
+            "ggn": (_WIDE_ROWS, 8 * P**2, 3, P * each),
+            "ggn_blocks": (self._layer_rows(), blocks, 1, P * each),
+            "ggn_diagonal": (_SQUARES, 8 * P, 1, each),
+            "kronecker": (_KRONECKER, 8 * self.kronecker_numbers(inputs), 1, each),
+            "jacobian": (_ROWS, count * Q * self.anchor.nbytes, 2, each),
         }
         if work not in known:
             raise InputError(f"work: expected one of {[*KERNELS, *known]}; got {work!r}.")
-        done, held, operations = known[work]
+        done, result, times, operations = known[work]
+        held = times * result
         chunk = self.chunk(inputs, work=done, fixed=held)
         total = self.need(inputs, Q, done)(max(chunk, self.fewest)) + held
         operations = count * (self.operations(inputs, Q) + operations)
-        result = held // 2 if work in ("covariance", "jacobian") else held
         return Plan(work, count, chunk, chunk, total, result, operations, self.budget())
 
     def _layer_rows(self) -> Work:
@@ -205,7 +207,7 @@ class FeatureMap(Kernels):
 
 
 def _joined(chunks: Iterable[Tensor]) -> Tensor:
-    """The results of all chunks, one after the other; a single one as it is."""
+    """The results of all chunks, joined; a single one is not copied."""
     parts = list(chunks)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
