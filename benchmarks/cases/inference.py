@@ -67,6 +67,11 @@ class _Work:
         """SᵀJ of the training images, by factors that are kept."""
         return self.captured(torch.float64)
 
+    @cached_property
+    def narrow(self) -> FactoredJacobian:
+        """The same with products in float32."""
+        return self.captured(torch.float32)
+
     def whole(self) -> Tensor:
         """Make the GP, then predict: what a user waits for."""
         self.__dict__.pop("gp", None)
@@ -110,6 +115,4 @@ class _Work:
 
     def _in(self, dtype: torch.dtype) -> FactoredJacobian:
         """The kept factors with products in a dtype."""
-        kept = self.kept
-        precision = self.gp.prior.precision.double() if dtype == torch.float64 else self.gp.prior.precision
-        return FactoredJacobian(kept.features, kept.inputs, kept.root, precision, dtype, kept._kept)
+        return self.kept if dtype == torch.float64 else self.narrow

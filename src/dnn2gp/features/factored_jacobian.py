@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -23,11 +25,29 @@ _WIDE_ROWS = Work("Rows of the data", lambda factors: factors.to(torch.float64).
 _BLOCK_ROWS = 1024
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class KeptFactors:
+    """The factors of a data set, chunk by chunk, kept between products."""
+
+    chunks: tuple[tuple[slice, Factors], ...]
+    white: bool
+    """Whether they are those of Φ = SᵀJ V^{½}, in the dtype of its products; otherwise those of SᵀJ."""
+
+    @property
+    def bytes(self) -> int:
+        """The memory that they hold."""
+        return sum(factors.bytes for _, factors in self.chunks)
+
+
+@final
 class FactoredJacobian:
     """Φ = SᵀJ V^{½} ∈ R^{M×P}, M = N·R rows ordered example by example, so that ΦΦᵀ = SᵀKS with K = J V Jᵀ.
 
-    The factors are kept after the first use if they fit into a quarter of the memory budget (25 thousand numbers an
-    image for LeNet-5, whose Jacobian has 444 thousand); otherwise they are made anew, chunk by chunk, each time.
+    The factors are kept after the first use if they fit into a quarter of the memory budget (25 thousand numbers per
+    image for LeNet-5, whose Jacobian has 444 thousand); otherwise they are computed again, chunk by chunk, each time.
+    They are kept as they are multiplied, with V^{½} and in the dtype of the products, so that this is done once; where
+    that does not fit, because V^{½} mixes weights or the dtype is wider, they are kept without it.
     """
 
     def __init__(
@@ -37,12 +57,12 @@ class FactoredJacobian:
         root: Float[Tensor, "N Q R"] | None = None,
         precision: Whitener | None = None,
         dtype: torch.dtype | None = None,
-        kept: list[tuple[slice, Factors]] | None = None,
+        kept: KeptFactors | None = None,
         reserve: int = 0,
     ) -> None:
         """Rows of `inputs` with roots S (default: the identity) and the weight covariance V of `precision` (default:
-        the identity); products are in `dtype`, by default that of the network. `reserve` bytes of the memory budget are
-        the caller's."""
+        the identity); products are in `dtype`, by default that of the network. `kept` are the factors if they are known
+        already. `reserve` bytes of the memory budget are left to the caller."""
         self.features, self.inputs, self.root = features, inputs, root
         self.precision: Whitener = Unit(features.anchor.dtype) if precision is None else precision
         self.rank = features.num_outputs if root is None else root.shape[2]
@@ -72,45 +92,56 @@ class FactoredJacobian:
 
     def blocks(self, what: str = "factors of the data") -> Iterator[tuple[slice, Factors]]:
         """(examples, their rows of Φ by blocks of weights), chunk by chunk."""
-        if self.kept() and self._kept is not None:
-            for part, factors in self._kept:
-                yield part, self._white(factors)
+        kept = self._kept if self.kept() else None
+        if kept is not None:
+            for part, factors in kept.chunks:
+                yield part, factors if kept.white else self._white(factors)
         else:
-            for part, factors in self._made(f"{what}, made anew"):
+            for part, factors in self._made(f"{what}, computed again"):
                 white = self._white(factors)
                 del factors
                 yield part, white
                 del white
 
     def kept(self) -> bool:
-        """Whether all factors are in memory; they are made here the first time, if they fit."""
+        """Whether all factors are in memory; the first call computes them, if they fit."""
         if self._kept is None:
-            each = self.features.measured(self.inputs, self.rank).kept
-            fits = self.num_examples * each <= _SHARE * (self.features.budget() - self._reserve)
-            self._kept = list(self._made("factors of the data")) if fits else None
+            most = _SHARE * (self.features.budget() - self._reserve) / self.num_examples
+            if self.features.measured(self.inputs, self.rank, self._whitening()).kept <= most:
+                made = ((part, self._white(factors)) for part, factors in self._made("factors of the data"))
+                self._kept = KeptFactors(tuple(made), white=True)
+            elif self.features.measured(self.inputs, self.rank).kept <= most:
+                self._kept = KeptFactors(tuple(self._made("factors of the data")), white=False)
         return self._kept is not None
 
     @property
     def kept_bytes(self) -> int:
         """The memory of the kept factors."""
-        return sum(factors.bytes for _, factors in self._kept or ())
+        return 0 if self._kept is None else self._kept.bytes
 
     def gram(self) -> Float[Tensor, "M M"]:
         """ΦΦᵀ = Sᵀ K S, one triangle of blocks and its mirror image."""
-        result = torch.empty(self.num_rows, self.num_rows, dtype=self.dtype, device=self.device)
+        result = torch.zeros(self.num_rows, self.num_rows, dtype=self.dtype, device=self.device)
         for rows, left in self.blocks("kernel of the data"):
             for columns, right in self.blocks("kernel of the data"):
                 if columns.start > rows.start:
                     break
-                product = left.full(left if columns == rows else right).flatten(2).flatten(0, 1)
-                result[self._sites(rows), self._sites(columns)] = product
+                place = result[self._sites(rows), self._sites(columns)]
+                pairs = place.unflatten(1, (-1, self.rank)).unflatten(0, (-1, self.rank))
+                left.full(left if columns == rows else right, out=pairs)
                 if columns != rows:
-                    result[self._sites(columns), self._sites(rows)] = product.T
+                    result[self._sites(columns), self._sites(rows)] = place.T
         return result
 
     def cross(self, white: Factors) -> Float[Tensor, "n Q M"]:
         """J(x) V Jᵀ S for the factors J(x) V^{½} of other inputs."""
-        return torch.cat([white.full(block).flatten(2) for _, block in self.blocks("cross kernel")], -1)
+        if white.differentiable:
+            return torch.cat([white.full(block).flatten(2) for _, block in self.blocks("cross kernel")], -1)
+        shape = white.num_examples, white.num_rows, self.num_examples, self.rank
+        result = torch.zeros(shape, dtype=white.dtype, device=white.device)
+        for part, block in self.blocks("cross kernel"):
+            white.full(block, out=result[:, :, part])
+        return result.flatten(2)
 
     def diagonal_blocks(self) -> Float[Tensor, "N R R"]:
         """Sᵢᵀ K(xᵢ, xᵢ) Sᵢ of each example."""
@@ -147,19 +178,22 @@ class FactoredJacobian:
         pulled = self.features.vjp(self.inputs, mixed)
         return self.precision.whiten(pulled.T.to(self.dtype)).T
 
-    def joined(self, other: FactoredJacobian) -> list[tuple[slice, Factors]] | None:
-        """The kept factors of both, if both are kept."""
+    def joined(self, other: FactoredJacobian) -> KeptFactors | None:
+        """The kept factors of both data sets with the same V, if both are kept."""
         if self._kept is None or other._kept is None:
             return None
-        first = self.num_examples
-        return self._kept + [(slice(first + part.start, first + part.stop), factors) for part, factors in other._kept]
+        first, white = self.num_examples, self._kept.white and other._kept.white
+        if white != self._kept.white or white != other._kept.white:
+            return None
+        moved = ((slice(first + part.start, first + part.stop), factors) for part, factors in other._kept.chunks)
+        return KeptFactors((*self._kept.chunks, *moved), white)
 
     def dense(self) -> Float[Tensor, "M P"]:
         """Φ."""
         return torch.cat([rows for _, rows in self.row_blocks()])
 
     def _made(self, what: str) -> Iterator[tuple[slice, Factors]]:
-        wide = self.dtype.itemsize // self.features.anchor.element_size()
+        wide = max(1, self.dtype.itemsize // self.features.anchor.element_size())
         beside = 3 * wide * self.features.measured(self.inputs, self.rank).kept  # two blocks, and a copy of one
         half = (self.features.budget() - self._reserve) // 2  # the other half is for the examples they are used with
         size = self.features.chunk(self.inputs, self.rank, fixed=self._reserve + max(0, half), extra=beside)
@@ -167,6 +201,11 @@ class FactoredJacobian:
         for part in track(list(chunks(self.num_examples, size)), what):
             own = None if self.root is None else self.root[part]
             yield part, self.features.factors(take(self.inputs, part), own).compact()
+
+    def _whitening(self) -> Work:
+        structured = self.features.structured(self.inputs, self.precision)
+        key = type(self.precision), structured, self.dtype
+        return Work("Φ", lambda factors: self._white(factors.compact()), key)
 
     def _white(self, factors: Factors) -> Factors:
         return self.precision.whitened(factors.to(torch.promote_types(factors.dtype, self.dtype)))

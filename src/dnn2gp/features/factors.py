@@ -52,6 +52,11 @@ class Factors:
         return self.blocks[0].dtype
 
     @property
+    def differentiable(self) -> bool:
+        """Whether the blocks keep a graph."""
+        return any(tensor.requires_grad for block in self.blocks for tensor in block.tensors())
+
+    @property
     def bytes(self) -> int:
         """The memory that the blocks hold."""
         return sum(block.bytes for block in self.blocks)
@@ -118,9 +123,14 @@ class Factors:
                     start += part.stop - part.start
         return result
 
-    def full(self, other: Factors) -> Float[Tensor, "n R m Q"]:
-        """J J'ᵀ for all pairs of rows; of one triangle where `other` is this."""
-        total = self._zeros(self.num_examples, self.num_rows, other.num_examples, other.num_rows)
+    def full(self, other: Factors, out: Float[Tensor, "n R m Q"] | None = None) -> Float[Tensor, "n R m Q"]:
+        """J J'ᵀ for all pairs of rows; only one triangle is computed where `other` is this.
+
+        `out`, if given, holds zeros and receives the result: part of a larger matrix, which then needs no copy.
+        """
+        total = out
+        if total is None:
+            total = self._zeros(self.num_examples, self.num_rows, other.num_examples, other.num_rows)
         tiles = self._tiles(other, max(1, _TRIANGLE // self.num_rows), _ALIGNED // gcd(_ALIGNED, self.num_rows))
         for left, right in self._together(other):
             for rows, columns in tiles:
@@ -221,8 +231,7 @@ class Factors:
     def _tiles(self, other: Factors, size: int, unit: int) -> list[tuple[slice, slice]]:
         """The tiles of a product: one triangle of a symmetric one, else (and where it is differentiated) the whole."""
         own, others = slice(0, self.num_examples), slice(0, other.num_examples)
-        graph = any(tensor.requires_grad for block in self.blocks for tensor in block.tensors())
-        return [(own, others)] if other is not self or graph else _halvings(own, size, unit)
+        return [(own, others)] if other is not self or self.differentiable else _halvings(own, size, unit)
 
     @property
     def device(self) -> torch.device:

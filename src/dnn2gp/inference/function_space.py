@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dnn2gp.features import FactoredJacobian, Factors, FeatureMap, Whitener
 from dnn2gp.features.budget.work import Work
+from dnn2gp.features.factored_jacobian import KeptFactors
 from dnn2gp.inference.base import Inference, Posterior
 from dnn2gp.inference.cost import Cost
 from dnn2gp.inference.evidence_parts import KNOB, Decomposition, GroupedTerms, Groups
@@ -174,9 +175,7 @@ class FunctionSpacePosterior(Posterior):
         return torch.linalg.solve_triangular(self.factor, right, upper=False)
 
 
-def _sites(
-    expansion: Expansion, precision: Whitener, kept: list[tuple[slice, Factors]] | None = None
-) -> FactoredJacobian:
+def _sites(expansion: Expansion, precision: Whitener, kept: KeptFactors | None = None) -> FactoredJacobian:
     """Φ = SᵀJ V^{½} of the data, with products in float64."""
     features, inputs, root = expansion.features, expansion.inputs, expansion.root
     return FactoredJacobian(features, inputs, root, precision, torch.float64, kept, _matrices(expansion.num_sites))
