@@ -48,7 +48,7 @@ def held_out(tuning: TuningResult, fit: TableFit, calibration: str) -> str:
     best = min(finite, key=lambda words: finite[words])
     other = "the smallest of all settings" if best == chosen else f"smallest: {finite[best]:.4g} with {best}"
     constant = fit.task.constant_error(fit.training.targets, fit.held_out.targets)
-    return f"Test {label}: {means[chosen]:.4g} ({other}; {fit.task.constant} has {constant:.4g}). {calibration}"
+    return f"Test {label}: {means[chosen]:.4g} ({other}; {fit.task.constant} gives {constant:.4g}). {calibration}"
 
 
 def notes(

@@ -81,7 +81,7 @@ def run(config: TableTuningConfig, console: Console | None = None) -> TableTunin
 
 
 def _opening(config: TableTuningConfig, problem: TableProblem) -> str:
-    known = "" if config.data is not None else "Without DATA, the example is a data set of scikit-learn. "
+    known = "" if config.data is not None else "No DATA given: using an example data set. "
     held = f"Test rows: {len(problem.held_out):,}." if len(problem.held_out) else "No test rows."
     return f"{known}{findings.data_words(problem)} Target: {problem.target!r} ({config.task}). {held}"
 
