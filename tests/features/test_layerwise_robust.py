@@ -436,3 +436,16 @@ def test_pooling_after_relu(pool, both, change):
     assert features.rest is None
     close(features.outputs(x), module(x).detach())
     close(features.jacobian(x), explicit(module, x))
+
+
+def test_outputs_and_factors_from_one_forward_pass(monkeypatch):
+    module, calls = mlp(), []
+    features = engine(module, x())
+    features.jacobian(x())  # everything is known
+    forward = Network.__call__
+    monkeypatch.setattr(Network, "__call__", lambda *args: calls.append(args) or forward(*args))
+    outputs, factors = features.outputs_and_factors(x())
+    assert len(calls) == 1
+    close(outputs, module(x()).detach())
+    close(factors.rows(), explicit(module, x()))
+    assert not outputs.requires_grad

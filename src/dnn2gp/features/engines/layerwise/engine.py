@@ -78,8 +78,16 @@ class LayerwiseFeatures(NetworkFeatures):
                 take(inputs, torch.zeros(2, dtype=torch.long, device="cpu")), columns, apart=apart
             ).take(slice(0, 1))
         uses = self.uses(inputs)
-        blocks = self._ruled_blocks(inputs, cotangents, uses, apart=apart) if uses.axes else []
+        blocks = self._ruled_blocks(inputs, cotangents, uses, apart=apart)[1] if uses.axes else []
         return Factors((*blocks, *self._general_blocks(inputs, cotangents, uses)), self.num_weights)
+
+    @torch.inference_mode(False)
+    def outputs_and_factors(self, inputs: Inputs) -> tuple[Float[Tensor, "N K"], Factors]:
+        uses = self.uses(inputs)
+        if num_examples(inputs) == 1 or not uses.axes:
+            return super().outputs_and_factors(inputs)
+        outputs, blocks = self._ruled_blocks(inputs, None, uses, apart=False)
+        return outputs, Factors((*blocks, *self._general_blocks(inputs, None, uses)), self.num_weights)
 
     def parts(self, inputs: Inputs) -> list[slice]:
         uses = self.uses(inputs)
@@ -136,8 +144,8 @@ class LayerwiseFeatures(NetworkFeatures):
 
     def _ruled_blocks(
         self, inputs: Inputs, cotangents: Cotangents | None, uses: Uses, *, apart: bool
-    ) -> Sequence[Block]:
-        """The blocks of the weights that have rules; some chunks are compared with a plain backward pass."""
+    ) -> tuple[Float[Tensor, "N K"], Sequence[Block]]:
+        """The outputs, and the blocks of weights with rules; some chunks are compared with a plain backward pass."""
         recording = Recording.of(self.network, self.anchor, inputs)
         recording.matched(uses)
         with torch.no_grad():
@@ -146,13 +154,14 @@ class LayerwiseFeatures(NetworkFeatures):
                 not _measuring.get() and self.knowledge.check_due(num_examples(inputs))
             )
             check = _sum_of_rows(recording, columns) if due else None
+        outputs = recording.outputs if recording.graph else recording.outputs.detach()
         found = recording.blocks(uses, columns, apart=apart)
         del recording
         blocks = merged(found)
         del found
         if check is not None:
             self._check_sum(blocks, uses, *check)
-        return blocks
+        return outputs, blocks
 
     def _check_sum(
         self, blocks: Sequence[Block], uses: Uses, mixing: Float[Tensor, "N R 1"], expected: Float[Tensor, " P"]
