@@ -1,4 +1,9 @@
-"""Jacobian products: the only place that differentiates the network, and where speed is decided."""
+"""Jacobians of networks, and every product with them: the only room that differentiates, and where speed is decided.
+
+May import `network` and `support`. `engines/` compute UᵀJ of a few examples as `blocks/` (what a layer's part of J is);
+`feature_map.py` and `kernels.py` build all products from these, in chunks that fit the memory budget (`budget/`). Start
+with `feature_map.py`, then read `engines/network_features.py` and `engines/layerwise/engine.py`.
+"""
 
 from dnn2gp.features.budget.plan import Plan
 from dnn2gp.features.engines.gradient import GradientFeatures

@@ -1,4 +1,4 @@
-"""What the products of an engine are given, checked where a user may call them."""
+"""Checks of the arguments of an engine's products, which users may call directly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_vectors(vectors: object, num_weights: int) -> None:
 
 
 def check_cotangents(cotangents: Cotangents | object, num_examples: int, num_outputs: int) -> None:
-    """Cotangents u of Jᵀu, or roots S of Λ: N × Q × S, or a function of the outputs that gives them."""
+    """Cotangents u of Jᵀu, or roots S of Λ: N × Q × S, or a function of the outputs that returns them."""
     if callable(cotangents):
         return
     if (
@@ -34,7 +34,7 @@ def check_cotangents(cotangents: Cotangents | object, num_examples: int, num_out
 
 
 def check_precision(precision: object) -> None:
-    """A covariance of the weights, known by a precision."""
+    """A covariance of the weights, given by its precision."""
     if not isinstance(precision, Whitener):
         raise InputError(
             "precision: expected the precision of the weights, such as DiagonalPrecision(torch.full((P,), δ)); "

@@ -1,4 +1,4 @@
-"""Cotangents: the columns U that an engine pulls back, UᵀJ; given, or a function of the network's outputs."""
+"""Cotangents: the columns U of UᵀJ, as a tensor or as a function of the network's outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Φ = SᵀJ V^{½} of a data set: its layers' factors, kept, and the products that need no more than these."""
+"""Φ = SᵀJ V^{½} of a data set: the factors of its layers, kept in memory, and products that need only these."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class FactoredJacobian:
         return torch.cat([block.marginal(ones) for _, block in self.blocks()])
 
     def row_blocks(self) -> Iterator[tuple[slice, Float[Tensor, "m P"]]]:
-        """(rows, Φ itself), chunk by chunk: for what needs every entry."""
+        """(rows, Φ itself), chunk by chunk."""
         beside = 4 * 8 * self.rank * self.features.num_weights  # two blocks of rows, and products with them
         size = self.features.chunk(self.inputs, self.rank, _WIDE_ROWS, fixed=self._reserve, extra=beside)
         for part, block in self.blocks():

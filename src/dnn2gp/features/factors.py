@@ -19,21 +19,21 @@ _TRIANGLE = 160
 _TRIANGLE_EXAMPLES = 32
 # Matrix products are fastest with sides that are multiples of this.
 _ALIGNED = 16
-# Numbers that the vectors of a product may need at all positions of a layer at once, and vectors at the least.
+# The largest number of entries that vectors may have at all positions of a layer, and the fewest vectors at a time.
 _NUMBERS = 1 << 22
 _COLUMNS = 32
 
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """SᵀJ ∈ R^{(n·R)×P} by blocks. The parts of all blocks cover the weights once, or miss some that do not matter."""
+    """SᵀJ ∈ R^{(n·R)×P} by blocks. The parts of all blocks cover each weight once, or not if it has no derivative."""
 
     blocks: tuple[Block, ...]
     num_weights: int
 
     @staticmethod
     def of_rows(rows: Float[Tensor, "n R P"]) -> Factors:
-        """One block that holds all weights: what an engine gives that knows nothing of layers."""
+        """One block for all weights, from an engine that knows no layers."""
         return Factors((Rows(rows, (slice(0, rows.shape[2]),)),), rows.shape[2])
 
     @property
@@ -58,7 +58,7 @@ class Factors:
 
     @property
     def bytes(self) -> int:
-        """The memory that the blocks hold."""
+        """The memory of all blocks."""
         return sum(block.bytes for block in self.blocks)
 
     def bytes_per_example(self, num_rows: int) -> int:
@@ -71,15 +71,15 @@ class Factors:
         return replace(self, blocks=tuple(blocks))
 
     def to(self, dtype: torch.dtype) -> Factors:
-        """The same in another dtype."""
+        """In another dtype."""
         return self.with_blocks([block if block.dtype == dtype else block.to(dtype) for block in self.blocks])
 
     def take(self, examples: slice) -> Factors:
-        """Those of some of the examples."""
+        """The factors of a range of examples."""
         return self.with_blocks([block.take(examples) for block in self.blocks])
 
     def joined(self, others: Sequence[Factors]) -> Factors:
-        """Those of all examples, one set after the other."""
+        """The factors of these examples, followed by those of the others."""
         parts = [block.parts for block in self.blocks]
         if any([block.parts for block in other.blocks] != parts for other in others):
             return Factors.of_rows(torch.cat([self.rows(), *(other.rows() for other in others)]))
@@ -87,7 +87,7 @@ class Factors:
         return self.with_blocks([first.joined(rest) for first, *rest in columns])
 
     def compact(self) -> Factors:
-        """Each block in the form that is cheaper to keep and to use."""
+        """Each block in the form that is cheaper to store and to use."""
         return self.with_blocks([block.compact() if isinstance(block, Outer) else block for block in self.blocks])
 
     def densest(self) -> Factors:
@@ -95,7 +95,7 @@ class Factors:
         return self.with_blocks([block.densest() for block in self.blocks])
 
     def rows(self) -> Float[Tensor, "n R P"]:
-        """SᵀJ, all of it in memory."""
+        """SᵀJ itself."""
         if len(self.blocks) == 1 and self.blocks[0].parts == (slice(0, self.num_weights),):
             return self.blocks[0].rows()
         pieces = [(part, piece) for block in self.blocks for part, piece in _pieces(block, block.rows())]
@@ -142,7 +142,7 @@ class Factors:
         return total
 
     def trace(self, other: Factors) -> Float[Tensor, "n m"]:
-        """Σ_r J_r J'_rᵀ for all pairs of examples; of one triangle where `other` is this."""
+        """Σ_r J_r J'_rᵀ for all pairs of examples; only one triangle is computed where `other` is this."""
         total = self._zeros(self.num_examples, other.num_examples)
         tiles = self._tiles(other, _TRIANGLE_EXAMPLES, _ALIGNED)
         for left, right in self._together(other):
@@ -210,7 +210,7 @@ class Factors:
         return result
 
     def pull_each(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "n P S"]:
-        """Jᵀ u of each example apart."""
+        """Jᵀ u of each example separately."""
         cotangents = cotangents.to(self.dtype)
         result = self._zeros(self.num_examples, self.num_weights, cotangents.shape[2])
         for block in self.blocks:
@@ -219,7 +219,7 @@ class Factors:
         return result
 
     def _together(self, other: Factors) -> Iterator[tuple[Piece, Piece]]:
-        """Pieces of the same weights; rows of those that the two divide otherwise (inputs of two lengths, say)."""
+        """Pieces of the same weights; rows where the two are divided differently (inputs of two lengths, say)."""
         for block in self.blocks:
             for mate in other.blocks:
                 if mate.parts == block.parts:
@@ -229,17 +229,17 @@ class Factors:
             yield Rows(self.columns(ranges), ()), Rows(other.columns(ranges), ())
 
     def _tiles(self, other: Factors, size: int, unit: int) -> list[tuple[slice, slice]]:
-        """The tiles of a product: one triangle of a symmetric one, else (and where it is differentiated) the whole."""
+        """The tiles of a product: one triangle if it is symmetric and not differentiated, otherwise all of it."""
         own, others = slice(0, self.num_examples), slice(0, other.num_examples)
         return [(own, others)] if other is not self or self.differentiable else _halvings(own, size, unit)
 
     @property
     def device(self) -> torch.device:
-        """Where the blocks are."""
+        """The device of the blocks."""
         return self.blocks[0].tensors()[-1].device
 
     def ones(self, count: int) -> Float[Tensor, "n R S"]:
-        """Cotangents that add up all rows."""
+        """Cotangents of ones, which add up all rows."""
         return torch.ones(self.num_examples, self.num_rows, count, dtype=self.dtype, device=self.device)
 
     def _columns(self) -> int:
@@ -252,7 +252,7 @@ class Factors:
 
 
 def differing(left: Sequence[Parts], right: Sequence[Parts]) -> list[slice]:
-    """The ranges of weights that are in blocks of one side alone."""
+    """The ranges of weights whose block exists on one side only."""
     alone = [parts for parts in left if parts not in right] + [parts for parts in right if parts not in left]
     return [part for parts in alone for part in parts]
 

@@ -71,12 +71,12 @@ class FeatureMap(Kernels):
         return 2.0 * left_rows * (1 if trace else right_rows) * self.num_weights
 
     def jacobian(self, inputs: Inputs) -> Float[Tensor, "N Q P"]:
-        """φ_w(x)ᵀ of each example, all in memory."""
+        """φ_w(x)ᵀ of each example."""
         held = 2 * num_examples(inputs) * self.num_outputs * self.anchor.nbytes
         return _joined(self._used(inputs, _ROWS, fixed=held))
 
     def pull_each(self, inputs: Inputs, cotangents: Float[Tensor, "N Q"]) -> Float[Tensor, "N P"]:
-        """J(xᵢ)ᵀ uᵢ of each example apart."""
+        """J(xᵢ)ᵀ uᵢ of each example separately."""
         held = 2 * num_examples(inputs) * self.anchor.nbytes
         return _joined(self._used(inputs, _ROWS, cotangents.unsqueeze(-1), fixed=held)).squeeze(1)
 
@@ -116,13 +116,13 @@ class FeatureMap(Kernels):
         return total
 
     def squared_gradients(self, inputs: Inputs, cotangents: Float[Tensor, "N Q"]) -> Float[Tensor, " P"]:
-        """Σᵢ (φ_w(xᵢ) uᵢ)², entry by entry: of u = r, the sum of squared gradients of the examples (VOGN)."""
+        """Σᵢ (φ_w(xᵢ) uᵢ)², elementwise; for u = r, the sum of the squared gradients of the examples (VOGN)."""
         return self.ggn_diagonal(inputs, cotangents.unsqueeze(-1))
 
     def gradient_moments(
         self, inputs: Inputs, cotangents: Callable[[Float[Tensor, "n Q"], slice], Float[Tensor, "n Q"]]
     ) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"]]:
-        """Σᵢ gᵢ and Σᵢ gᵢ², entry by entry, of gᵢ = φ_w(xᵢ) uᵢ: what a step of VOGN needs, from one pass.
+        """Σᵢ gᵢ and Σᵢ gᵢ², elementwise, of gᵢ = φ_w(xᵢ) uᵢ: what a step of VOGN needs, from one pass.
 
         u is a function of the outputs of some of the examples and of which ones they are. Summed in float64.
         """
@@ -158,7 +158,7 @@ class FeatureMap(Kernels):
         return kronecker_factors(self._used(inputs, _KRONECKER, root, fixed=held))
 
     def kronecker_numbers(self, inputs: Inputs) -> int:
-        """How many numbers the Kronecker factors of all layers hold."""
+        """The number of entries of the Kronecker factors of all layers."""
         return sum((part.stop - part.start) ** 2 for part in self.parts(inputs))
 
     def covariance(self, inputs: Inputs, precision: Whitener) -> Float[Tensor, "N Q Q"]:

@@ -36,7 +36,7 @@ class KroneckerFactors:
 
 
 def kronecker_sums(factors: Factors) -> list[tuple[KroneckerFactors, int]]:
-    """The sums of a chunk of examples for each layer, and how many pairs of example and position they have."""
+    """The sums over a chunk of examples for each layer, and their numbers of pairs of example and position."""
     return [_of_block(block) for block in factors.blocks]
 
 
@@ -58,7 +58,7 @@ def kronecker_factors(chunks: Iterable[list[tuple[KroneckerFactors, int]]]) -> l
 
 
 def _of_block(block: Block) -> tuple[KroneckerFactors, int]:
-    """The sums over a chunk's examples, and how many pairs of example and position they have (0: no division)."""
+    """The sums over the examples, and their number of pairs of example and position (0: G is not divided)."""
     if isinstance(block, Outer):
         factors = KroneckerFactors(
             block.parts,
@@ -79,7 +79,7 @@ def _of_block(block: Block) -> tuple[KroneckerFactors, int]:
 
 
 def _gram(values: Float[Tensor, "n d L"]) -> Float[Tensor, "d d"]:
-    """Σ over examples and positions of v vᵀ: one product of all side by side, or the sum of one for each example."""
+    """Σ v vᵀ over examples and positions: one product of all of them, or the sum of one product per example."""
     _, d, L = values.shape
     if L == 1:
         flat = values.squeeze(2)

@@ -1,4 +1,4 @@
-"""A covariance Σ of the weights, as the products of features see it."""
+"""A covariance Σ of the weights, as products of features use it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dnn2gp.features.factors import Factors
 
 
 class Whitener(ABC):
-    """A covariance Σ of the weights, known by a square root: rows J become J Σ^{½}."""
+    """A covariance Σ of the weights, given by a square root: rows J become J Σ^{½}."""
 
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """The dtype that it holds Σ in; products are in the wider of this one and that of the rows."""
+        """The dtype of Σ; products have the wider of this dtype and that of the rows."""
 
     @abstractmethod
     def whiten(self, rows: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
@@ -29,14 +29,14 @@ class Whitener(ABC):
         """Σ^{½} ε: columns of covariance Σ from columns of covariance I; whiten(J) ε = J unwhiten(ε)."""
 
     def scale(self, part: slice) -> Float[Tensor, ""] | None:
-        """s if Σ is s² I on this range of weights and joins it with no other, else None.
+        """s if Σ is s² I on this range of weights and does not couple it with others, otherwise None.
 
         Where every range has such a number, kernels come from the factors of each layer and rows are never formed.
         """
         return None
 
     def whitened(self, factors: Factors) -> Factors:
-        """J Σ^{½}: block by block where Σ is one number on each, else one block of rows."""
+        """J Σ^{½}: block by block if Σ is one number on each, otherwise one block of rows."""
         wide = factors.to(torch.promote_types(factors.dtype, self.dtype))
         scaled: list[Block] = []
         for block in wide.blocks:
@@ -48,7 +48,7 @@ class Whitener(ABC):
         return wide.with_blocks(scaled)
 
     def marginal(self, factors: Factors) -> Float[Tensor, "N R R"]:
-        """J Σ Jᵀ of each example; here from the rows of all weights, in a structure from what each layer holds."""
+        """J Σ Jᵀ of each example, from the rows of all weights; structures may use the blocks of each layer."""
         white = self.whiten(factors.rows())
         return white @ white.mT
 
@@ -57,12 +57,10 @@ class Unit(Whitener):
     """Σ = I."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """The identity, in a dtype."""
         self._dtype = dtype
 
     @property
     def dtype(self) -> torch.dtype:
-        """As given."""
         return self._dtype
 
     def whiten(self, rows: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:

@@ -1,4 +1,4 @@
-"""The memory budget: how many examples a chunk may hold, and a clear error where not even one fits."""
+"""The memory budget in bytes, and an error with numbers where something does not fit into it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def default_budget() -> int:
 
 
 def _container_limit(folder: Path = Path("/sys/fs/cgroup")) -> int:
-    """What a Linux control group still allows this process, if it limits it."""
+    """The memory that a Linux control group still allows, if it sets a limit."""
     try:
         limit, used, stat = ((folder / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
     except OSError:
@@ -31,7 +31,7 @@ def _container_limit(folder: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def check_budget(memory_budget: object) -> int | None:
-    """The user's budget as whole bytes (4e9 is fine), or None for half of the free memory."""
+    """The user's budget as an integer (4e9 is accepted), or None for half of the free memory."""
     if memory_budget is None:
         return None
     if isinstance(memory_budget, int | float) and memory_budget is not True and 1 <= memory_budget < inf:
@@ -43,7 +43,7 @@ def check_budget(memory_budget: object) -> int | None:
 
 
 def room(budget: int) -> int:
-    """What may be planned with: less than the budget, as libraries for matrix products keep buffers of their own."""
+    """The part of the budget that plans may use: libraries for matrix products have buffers of their own."""
     return budget - min(_LIBRARIES, budget // 4)
 
 
@@ -51,7 +51,7 @@ _LIBRARIES = 12 << 20
 
 
 def readable(num_bytes: int | float) -> str:
-    """A size in words, e.g. 1.5 GB."""
+    """A size for messages, e.g. 1.5 GB."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000:
             return f"{num_bytes:.3g} {unit}"

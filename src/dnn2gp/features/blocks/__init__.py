@@ -1,4 +1,4 @@
-"""Forms in which the Jacobian of a group of weights is held without forming it."""
+"""Blocks: forms that store the Jacobian of a group of weights without forming it. Start with `base.py`."""
 
 from dnn2gp.features.blocks.arrangement import Arrangement
 from dnn2gp.features.blocks.base import Block

@@ -1,4 +1,4 @@
-"""How the weights of a matrix with a bias lie in w: first the matrix, row by row, then the bias."""
+"""The order of the weights of a matrix with a bias in w: first the matrix, row by row, then the bias."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Arrangement:
 
     @property
     def plain(self) -> bool:
-        """Whether the matrix, row by row, already is the order of w."""
+        """Whether the matrix, row by row, is already in the order of w."""
         return not (self.bias or self.transposed)
 
     def matrices(self, vectors: Float[Tensor, "*B p"]) -> Float[Tensor, "*B o i"]:

@@ -13,7 +13,7 @@ Parts = tuple[slice, ...]
 
 
 class Block(ABC):
-    """J of n examples (R rows each) with respect to the weights of `parts`, held in whatever form makes it small.
+    """J of n examples (R rows each) with respect to the weights of `parts`, stored in whatever form makes it small.
 
     `parts` are ranges of the flat weight vector w; a block's own order of weights is that of its parts, one after the
     other. Products of two blocks are those of the same weights at two sets of examples. A common factor of all entries
@@ -31,12 +31,12 @@ class Block(ABC):
     @property
     @abstractmethod
     def num_rows(self) -> int:
-        """R, the rows an example has: K for J itself, the columns of S for SᵀJ."""
+        """R, the rows per example: K for J itself, the columns of S for SᵀJ."""
 
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """The dtype of what is held, and of its products."""
+        """The dtype of the stored tensors, and of products."""
 
     @property
     def size(self) -> int:
@@ -45,11 +45,11 @@ class Block(ABC):
 
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is held."""
+        """The stored tensors."""
 
     @property
     def bytes(self) -> int:
-        """The memory of what is held."""
+        """The memory of the stored tensors."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
 
     @property
@@ -63,7 +63,7 @@ class Block(ABC):
 
     @abstractmethod
     def take(self, examples: slice) -> Block:
-        """The block of some of the examples."""
+        """The block of a range of examples."""
 
     def densest(self) -> Block:
         """A block of this size whose products need the most memory, if that depends on its values."""
@@ -71,7 +71,7 @@ class Block(ABC):
 
     @abstractmethod
     def joined(self, others: Sequence[Block]) -> Block:
-        """The block of these examples followed by those of the others, all of the same form."""
+        """The block of these examples, followed by those of the others."""
 
     @abstractmethod
     def scaled(self, scales: Sequence[float]) -> Block:
@@ -83,8 +83,10 @@ class Block(ABC):
 
     @abstractmethod
     def together(self, other: Block) -> Iterator[tuple[Piece, Piece]]:
-        """Pieces of both whose products add up to those of the two, each good until the next one comes; where `other`
-        is this, a piece comes with itself."""
+        """Pairs of pieces whose products add up to the product of the two blocks. A pair is valid until the next one.
+
+        If `other` is this block, each piece is paired with itself.
+        """
 
     @abstractmethod
     def squares(self) -> Float[Tensor, " p"]:
@@ -109,15 +111,15 @@ class Block(ABC):
 
     @abstractmethod
     def pull_each(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "n p S"]:
-        """Jᵀ u of each example apart."""
+        """Jᵀ u of each example separately."""
 
 
 class Piece(Block):
-    """A block that can be multiplied as it is with one that came together with it."""
+    """A block that can be multiplied with the piece it is paired with (`Block.together`)."""
 
     @abstractmethod
     def take(self, examples: slice) -> Piece:
-        """The piece of some of the examples."""
+        """The piece of a range of examples."""
 
     @abstractmethod
     def add_full(self, other: Piece, total: Float[Tensor, "n R m Q"]) -> None:

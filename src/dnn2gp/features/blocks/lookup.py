@@ -30,21 +30,17 @@ class Lookup(Block):
 
     @property
     def num_examples(self) -> int:
-        """n."""
         return self.G.shape[0]
 
     @property
     def num_rows(self) -> int:
-        """R."""
         return self.G.shape[1]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of G."""
         return self.G.dtype
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The indices and G."""
         return self.index, self.G
 
     @property
@@ -52,27 +48,25 @@ class Lookup(Block):
         return self.index.nbytes
 
     def to(self, dtype: torch.dtype) -> Lookup:
-        """In another dtype."""
         return self._with(self.index, self.G.to(dtype))
 
     def take(self, examples: slice) -> Lookup:
-        """Some of the examples."""
         return self._with(self.index[examples], self.G[examples])
 
     def densest(self) -> Lookup:
-        """As if all examples looked up the same entries, all of them different."""
+        """As if all examples looked up the same entries, each of them once."""
         entries = torch.arange(self.index.shape[1], device=self.index.device) % self.num_entries
         return self._with(entries.expand_as(self.index), self.G)
 
     def joined(self, others: Sequence[Block]) -> Block:
-        """All examples; the number of positions must agree, otherwise the rows are joined."""
+        """As lookups if the numbers of positions agree, otherwise as rows."""
         same = [o for o in others if isinstance(o, Lookup) and o.index.shape[1] == self.index.shape[1]]
         if len(same) < len(others):
             return Rows(self.rows(), self.parts).joined(others)
         return self._with(torch.cat([self.index, *(o.index for o in same)]), torch.cat([self.G, *(o.G for o in same)]))
 
     def scaled(self, scales: Sequence[float]) -> Lookup:
-        """One number: a table is one part."""
+        """A common scale, since a table is one part."""
         return Lookup(self.index, self.G, self.parts, self.num_entries, self.scale * scales[0])
 
     def rows(self) -> Float[Tensor, "n R p"]:
@@ -80,7 +74,7 @@ class Lookup(Block):
         return self._over(torch.arange(self.num_entries, device=self.G.device)).rows()
 
     def together(self, other: Block) -> Iterator[tuple[Rows, Rows]]:
-        """Both over the entries that both look up, so many at a time that their rows are not larger than G."""
+        """Rows over the entries that both look up, so many at a time that these rows are not larger than G."""
         if not isinstance(other, Lookup):
             yield Rows(self.rows(), self.parts), Rows(other.rows(), self.parts)
             return
@@ -117,7 +111,7 @@ class Lookup(Block):
         return total.index_add_(0, self.index.flatten(), mixed.flatten(0, 1)).flatten(0, 1)
 
     def pull_each(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "n p S"]:
-        """The same for each example."""
+        """The same for each example separately."""
         mixed = self._mixed(cotangents)
         n, _, d, S = mixed.shape
         places = self.index + self.num_entries * torch.arange(n, device=self.index.device)[:, None]
@@ -129,15 +123,17 @@ class Lookup(Block):
         return (self.G.flatten(2).mT @ (cotangents * self.scale)).unflatten(1, self.G.shape[2:])
 
     def _merged(self) -> Float[Tensor, "n R L d"]:
-        """G with all that belongs to one entry of the table at the first position that looks it up, and zeros at the
-        others: the positions of an example then are different columns of J."""
+        """G summed over all positions that look up the same entry: the sum is at the first of them, zero at the others.
+
+        The positions of an example then belong to different columns of J.
+        """
         same = self.index.unsqueeze(2) == self.index.unsqueeze(1)  # n × L × L
         first = same.byte().argmax(2)
         where = first[:, None, :, None].expand_as(self.G)
         return torch.zeros_like(self.G).scatter_add(2, where, self.G)
 
     def _over(self, entries: Int[Tensor, " U"]) -> Rows:
-        """J for some entries of the table (sorted, all that are looked up among them or left out)."""
+        """J for some entries of the table, in sorted order."""
         n, R, L, d = self.G.shape
         place = torch.searchsorted(entries, self.index.contiguous()).clamp_(max=len(entries) - 1)
         known = (entries[place] == self.index).to(self.dtype)

@@ -45,26 +45,21 @@ class Outer(Piece):
 
     @property
     def num_examples(self) -> int:
-        """n."""
         return self.A.shape[0]
 
     @property
     def num_rows(self) -> int:
-        """R."""
         return self.G.shape[1]
 
     @property
     def num_positions(self) -> int:
-        """L."""
         return self.A.shape[2]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the factors."""
         return self.A.dtype
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """A and G."""
         return self.A, self.G
 
     @property
@@ -72,29 +67,27 @@ class Outer(Piece):
         return self.A.nbytes
 
     def to(self, dtype: torch.dtype) -> Outer:
-        """In another dtype."""
         return self.with_factors(self.A.to(dtype), self.G.to(dtype))
 
     def take(self, examples: slice) -> Outer:
-        """Some of the examples."""
         return self.with_factors(self.A[examples], self.G[examples])
 
     def joined(self, others: Sequence[Block]) -> Block:
-        """All examples; positions must agree, otherwise the rows are joined."""
+        """As outer products if the numbers of positions agree, otherwise as rows."""
         same = [other for other in others if isinstance(other, Outer) and self._alike(other)]
         if len(same) < len(others):
             return self._explicit().joined(others)
         return self.with_factors(torch.cat([self.A, *(o.A for o in same)]), torch.cat([self.G, *(o.G for o in same)]))
 
     def scaled(self, scales: Sequence[float]) -> Outer:
-        """A number if weight and bias have the same; else that of the bias goes into the row of ones."""
+        """A common scale if weight and bias have the same one; otherwise that of the bias goes into the row of ones."""
         A = self.A
         if len(set(scales)) > 1:
             A = torch.cat([A[:, :-1], A[:, -1:] * (scales[1] / scales[0])], 1)
         return Outer(A, self.G, self.parts, transposed=self.arrangement.transposed, scale=self.scale * scales[0])
 
     def compact(self) -> Block:
-        """The form that is cheaper to keep and to use: rows, unless they have more than twice the numbers."""
+        """The form that is cheaper to store and to use: rows, unless these have more than twice as many entries."""
         (_, i, L), (_, R, o, _) = self.A.shape, self.G.shape
         return self._explicit() if L > 1 and R * o * i <= 2 * (L * i + R * L * o) else self
 
@@ -103,7 +96,7 @@ class Outer(Piece):
         return self._explicit().rows()
 
     def together(self, other: Block) -> Iterator[tuple[Piece, Piece]]:
-        """Where rows are cheaper: those of a few output channels at a time, in buffers that stay in a cache."""
+        """The factors; or if rows are cheaper, those of a few output channels at a time, in buffers that fit caches."""
         if not isinstance(other, Outer) or other.arrangement != self.arrangement:
             yield from self._explicit().together(other)
         elif not self._rows_are_cheaper(other):
@@ -152,7 +145,7 @@ class Outer(Piece):
         return self._moments_of_rows(None)
 
     def moments(self) -> tuple[Float[Tensor, " p"], Float[Tensor, " p"]]:
-        """Both from the same rows, where rows are formed."""
+        """Both from the same rows, if rows are formed."""
         if self.num_positions == 1 or self.A.requires_grad or self.G.requires_grad:
             return super().moments()
         total = self.A.new_zeros(self.G.shape[2] * self.A.shape[1])
@@ -254,7 +247,7 @@ class Outer(Piece):
         return alike and other.scale == self.scale
 
     def _rows_are_cheaper(self, other: Outer) -> bool:
-        """o·i operations a pair of rows against L·L' (o + i / (R R')), and a little for each pair of positions."""
+        """o·i operations per pair of rows versus L·L' (o + i / (R R')), and a little for each pair of positions."""
         if self.num_positions == other.num_positions == 1:
             return False
         o, i = self.G.shape[2], self.A.shape[1]
@@ -262,8 +255,8 @@ class Outer(Piece):
         return o * i <= pairs * (o + i / (self.num_rows * other.num_rows) + 4)
 
 
-# Numbers that the rows of a few output channels may have, with the gradients that they are made of. Small caches hold
-# less, but matrix products get slow where their inner side is short.
+# The largest number of entries in the rows of a few output channels and the gradients they are computed from. Small
+# caches hold less, but matrix products are slow if their inner dimension is short.
 _BUFFER = 1 << 21
 
 
@@ -273,7 +266,7 @@ def channels_at_a_time(n: int, R: int, o: int, i: int, L: int) -> int:
 
 
 def _products(A: Float[Tensor, "n i L"], G: Float[Tensor, "n R o L"]) -> Float[Tensor, "n R o i"]:
-    """G_r Aᵀ, with the rows r of an example below one another in one product; A is not repeated for them."""
+    """G_r Aᵀ, with the rows of an example stacked in one product, so that A is not repeated."""
     if A.shape[2] == 1:
         return G * A.mT.unsqueeze(1)
     return (G.flatten(1, 2) @ A.mT).unflatten(1, G.shape[1:3])

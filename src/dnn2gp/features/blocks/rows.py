@@ -1,4 +1,4 @@
-"""Rows: a block that is held as it is. For weights with few entries, and for weights that no rule knows."""
+"""Rows: a block that stores J itself, for weights with few entries and for weights that no rule covers."""
 
 from __future__ import annotations
 
@@ -24,46 +24,39 @@ class Rows(Piece):
         scale: float = 1.0,
         arrangement: Arrangement | None = None,
     ) -> None:
-        """The rows (but for their scale); `arrangement` says of which matrix their columns are."""
+        """The rows without their scale; `arrangement` is the order of their columns."""
         self.values, self.parts, self.scale = values, parts, scale
         self.arrangement = arrangement or Arrangement(1, values.shape[2])
 
     @property
     def num_examples(self) -> int:
-        """n."""
         return self.values.shape[0]
 
     @property
     def num_rows(self) -> int:
-        """R."""
         return self.values.shape[1]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the rows."""
         return self.values.dtype
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """J."""
         return (self.values,)
 
     def to(self, dtype: torch.dtype) -> Rows:
-        """In another dtype."""
         return self._with(self.values.to(dtype))
 
     def take(self, examples: slice) -> Rows:
-        """Some of the examples."""
         return self._with(self.values[examples])
 
     def joined(self, others: Sequence[Block]) -> Rows:
-        """All examples."""
         alike = [other for other in others if isinstance(other, Rows) and self._alike(other)]
         if len(alike) == len(others):
             return self._with(torch.cat([self.values, *(other.values for other in alike)]))
         return Rows(torch.cat([self.rows(), *(other.rows() for other in others)]), self.parts)
 
     def scaled(self, scales: Sequence[float]) -> Rows:
-        """A number if all parts have the same, else J diag(scale)."""
+        """A common scale if all parts have the same one, otherwise J diag(scale)."""
         if len(set(scales)) == 1:
             return Rows(self.values, self.parts, self.scale * scales[0], self.arrangement)
         sizes = [part.stop - part.start for part in self.parts]
@@ -78,7 +71,6 @@ class Rows(Piece):
         return self.arrangement.vectors(values.unflatten(-1, (self.arrangement.o, self.arrangement.i)))
 
     def together(self, other: Block) -> Iterator[tuple[Rows, Rows]]:
-        """The rows of both."""
         yield self, other if isinstance(other, Rows) else Rows(other.rows(), other.parts)
 
     def add_full(self, other: Piece, total: Float[Tensor, "n R m Q"]) -> None:
@@ -93,7 +85,7 @@ class Rows(Piece):
         total.addmm_(left.flatten(1), right.flatten(1).T, alpha=scale)
 
     def add_diagonal(self, other: Piece, total: Float[Tensor, "n m R"]) -> None:
-        """One matrix product a row."""
+        """One matrix product per row."""
         left, right, scale = self._matched(other)
         total.add_((left.transpose(0, 1) @ right.permute(1, 2, 0)).permute(1, 2, 0), alpha=scale)
 
@@ -126,7 +118,7 @@ class Rows(Piece):
         return self.arrangement.from_rows(self.values.mT @ (cotangents * self.scale))
 
     def _matched(self, other: Block) -> tuple[Float[Tensor, "n R p"], Float[Tensor, "m Q p"], float]:
-        """The values of both with their columns in the same order, and the factor that their products lack."""
+        """The values of both with their columns in the same order, and the scale that is missing in their products."""
         if isinstance(other, Rows) and other.arrangement == self.arrangement:
             return self.values, other.values, self.scale * other.scale
         return self.rows(), other.rows(), 1.0
@@ -138,14 +130,14 @@ class Rows(Piece):
         return Rows(values, self.parts, self.scale, self.arrangement)
 
 
-# Numbers that a temporary of a sum of squares may have: it should stay in the processor's cache.
+# The largest number of entries in a temporary of a sum of squares, which should stay in the processor's cache.
 CACHED = 1 << 18
 
 
 def add_squares(
     rows: Float[Tensor, "m p"], buffer: Float[Tensor, "m p"], ones: Float[Tensor, " m"], total: Float[Tensor, " p"]
 ) -> None:
-    """total += Σ rows², through a buffer that is there already."""
+    """total += Σ rows², using a buffer that exists already."""
     if rows.requires_grad:
         total.add_(rows.square().sum(0))
     else:

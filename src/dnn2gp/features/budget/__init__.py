@@ -1,1 +1,1 @@
-"""Memory: how large chunks may be, what a computation will need, and results too large for memory."""
+"""The memory budget: the size of chunks, plans, and results larger than the memory. Start with `chunked.py`."""

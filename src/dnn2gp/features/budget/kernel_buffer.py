@@ -16,9 +16,9 @@ from dnn2gp.support.memory import require
 
 
 class KernelBuffer:
-    """A tensor that is written block by block. In a file it is never in memory as a whole, and appears when complete.
+    """A tensor that is written block by block. A file is never in memory as a whole, and appears when it is complete.
 
-    Only the pages of the block at hand are mapped: the map is dropped after each block, and the pages with it.
+    The file is mapped anew for each block, so that only the pages of one block are in memory.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class KernelBuffer:
             self._part = self.out.with_name(f".dnn2gp-{uuid4().hex}")
 
     def __enter__(self) -> KernelBuffer:
-        """Make room on the disk first, so that a full one is seen now."""
+        """Reserve the disk space, so that a full disk fails here."""
         if self.out is not None:
             try:
                 self._allocate()
@@ -47,7 +47,7 @@ class KernelBuffer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        """Put the complete file in its place; leave nothing if the work failed."""
+        """Move the complete file to its place, or remove it if the work failed."""
         if self.out is None:
             return
         try:
@@ -57,7 +57,7 @@ class KernelBuffer:
             self._part.unlink(missing_ok=True)
 
     def write(self, rows: slice, columns: slice, block: Tensor, axis: int, mirrored: bool) -> None:
-        """Put a block at (rows, columns), and its transpose at (columns, rows) for a symmetric kernel."""
+        """Write a block at (rows, columns), and if `mirrored` its transpose at (columns, rows)."""
         values = self._mapped(self._part) if self._values is None else self._values
         if axis == 1:
             values[rows, columns] = block
@@ -69,7 +69,7 @@ class KernelBuffer:
                 values[columns, :, rows] = block.permute(2, 3, 0, 1)
 
     def tensor(self) -> Tensor:
-        """The result; from a file, a view of it that is read when it is looked at."""
+        """The result; for a file, a view of it that is read on access."""
         if self._values is not None:
             return self._values
         assert self.out is not None

@@ -1,4 +1,4 @@
-"""A plan: what a product will need before it is computed, and into which chunks it is cut to stay within the budget."""
+"""A plan: what a product needs before it is computed, and the chunks that keep it within the budget."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from dnn2gp.support.memory import readable
 
 @dataclass(frozen=True)
 class Plan:
-    """The work ahead: examples at a time, the most memory held at once (result included), and operations."""
+    """The cost of a product: examples at a time, peak memory (including the result), and operations."""
 
     work: str
     num_examples: int
     chunk: int
     """Examples at a time."""
     held: int
-    """Examples whose factors are held at once, so that they are made only once; fewer means making them again."""
+    """Examples whose factors are in memory at once; those of further examples are computed several times."""
     bytes: int
-    """The peak of memory above what the process has now."""
+    """The peak of what torch allocates in addition."""
     result_bytes: int
-    """Of these, the result."""
+    """The part of these that is the result."""
     operations: float
     budget: int
 
     def __str__(self) -> str:
-        """One line for people."""
         chunks = -(-self.num_examples // self.chunk)
         return (
             f"{self.work} of {self.num_examples} examples: {chunks} chunks of {self.chunk}, "

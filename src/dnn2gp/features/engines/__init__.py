@@ -1,1 +1,1 @@
-"""Engines: how the Jacobian of a network is made. Start with `network_features.py`, which all of them share."""
+"""Engines that compute the Jacobian of a network. Start with `network_features.py`, which all of them share."""

@@ -1,4 +1,4 @@
-"""Gradient features (empirical Fisher): φ = gᵢ = ∇_w ℓᵢ(w), v = 1, D = 1, one column an example."""
+"""Gradient features (empirical Fisher): φ = gᵢ = ∇_w ℓᵢ(w), v = 1, D = 1, one column per example."""
 
 from __future__ import annotations
 

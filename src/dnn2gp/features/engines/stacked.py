@@ -1,4 +1,4 @@
-"""The Jacobians at S weights, below one another as Appendix A.2 has them for S samples of q_t, or averaged (B.3)."""
+"""The Jacobians at S weights: stacked, as Appendix A.2 has them for S samples of q_t, or averaged (Appendix B.3)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dnn2gp.support.errors import InputError
 
 
 class _SeveralMaps(FeatureMap):
-    """Features made of the Jacobians of one network at S weights."""
+    """Features composed of the Jacobians of one network at S weights."""
 
     def __init__(self, maps: Sequence[NetworkFeatures]) -> None:
         """One map for each of the S weights, all of one network."""
@@ -41,11 +41,9 @@ class _SeveralMaps(FeatureMap):
         return self.maps[0].network
 
     def __repr__(self) -> str:
-        """Of how many maps."""
         return f"{type(self).__name__}({len(self.maps)} × {self.maps[0]!r})"
 
     def check(self, inputs: Inputs) -> Inputs:
-        """These inputs, as the network takes them."""
         return self.maps[0].check(inputs)
 
     def least_bytes(self, inputs: Inputs, num_rows: int) -> int:
@@ -68,7 +66,7 @@ class StackedFeatures(_SeveralMaps):
         return torch.cat([each.outputs(inputs) for each in self.maps], 1)
 
     def factors(self, inputs: Inputs, cotangents: Cotangents | None = None, *, apart: bool = False) -> Factors:
-        """The rows of all maps: layers have other inputs at each of the weights, so they share no factors."""
+        """The rows of all maps, which share no factors: layers have different inputs at different weights."""
         if cotangents is None:
             return Factors.of_rows(torch.cat([each.factors(inputs).rows() for each in self.maps], 1))
         if not isinstance(cotangents, Tensor):
@@ -95,7 +93,7 @@ class StackedFeatures(_SeveralMaps):
 
 
 class AveragedFeatures(_SeveralMaps):
-    """φ(x)ᵀ = (1/S) Σ_s J_{w_s}(x): the features of the average of S maps, as Appendix B.3 predicts with it."""
+    """φ(x)ᵀ = (1/S) Σ_s J_{w_s}(x): the features of the average of S maps, for the predictions of Appendix B.3."""
 
     def outputs(self, inputs: Inputs) -> Float[Tensor, "N K"]:
         """The average of f_{w_s}(x)."""

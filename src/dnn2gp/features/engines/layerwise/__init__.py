@@ -1,4 +1,4 @@
-"""The layerwise engine, and its rules."""
+"""The layerwise engine and its rules. Start with `engine.py`, then read `learning.py` and `rules/base.py`."""
 
 from dnn2gp.features.engines.layerwise.capture import UseRecorder
 from dnn2gp.features.engines.layerwise.engine import LayerwiseFeatures

@@ -1,4 +1,4 @@
-"""Where the examples are inside a network: the axis of a layer's input that counts them, perhaps with more."""
+"""Where the examples are inside a network: the axis of a layer's input that counts them, alone or with other things."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class BatchAxis:
     outer: bool = True
 
     def fits(self, shape: tuple[int, ...], num_examples: int) -> bool:
-        """Whether the axis has these examples, each with as many other things as were seen before."""
+        """Whether the axis holds these examples, each with as many other things as before."""
         return len(shape) > self.axis and shape[self.axis] == num_examples * self.others
 
     def moved(self, tensor: Tensor, num_examples: int, first: int, count: int) -> Tensor:
-        """The tensor with its `count` batch axes, which begin at `first`, rearranged to (examples, everything else)."""
+        """The tensor with its `count` batch axes, starting at `first`, rearranged to (examples, everything else)."""
         axis = first + self.axis
         other = tensor.shape[axis] // num_examples
         if other == 1 and count == 1:
@@ -34,7 +34,7 @@ class BatchAxis:
 
 
 def find_batch_axis(two: tuple[int, ...], three: tuple[int, ...]) -> BatchAxis | None:
-    """The one axis that grows with the examples, from the shapes of a use with two examples and with three."""
+    """The one axis that grows with the number of examples, from the shapes of a use with two and three examples."""
     if len(two) != len(three):
         return None
     grown = [axis for axis, (a, b) in enumerate(zip(two, three, strict=True)) if a != b]

@@ -1,4 +1,4 @@
-"""One forward pass in which every use of a weight is noted, and the gradients of those uses' outputs."""
+"""Recording every use of a weight in a forward pass, and the gradients with respect to the outputs of these uses."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _MAX_POOL = frozenset({F.max_pool1d, F.max_pool2d, F.max_pool3d})
 
 
 class UseRecorder(TorchFunctionMode):
-    """Sees every torch function that is called inside it, and notes those that weights go into.
+    """Intercepts every torch function that is called inside it, and records those that have weights as arguments.
 
     No hook is put on any module, so there is none to remove, and the user's own hooks run as ever. A function with a
     rule gives a use; one with a body is computed by that body; weights in any other function are `unknown`.
     """
 
     def __init__(self, weights: FlatWeights, *, keep_graph: bool = False) -> None:
-        """Note the uses of `weights`; `keep_graph` keeps what is needed to differentiate with respect to the inputs."""
+        """Record the uses of `weights`; `keep_graph` keeps what derivatives with respect to the inputs need."""
         super().__init__()
         self.weights, self.keep_graph = weights, keep_graph
         self.uses: list[tuple[Use, GradientEdge]] = []
         self.unknown: list[slice] = []
         self.views: list[Tensor] = []
         self.calls: list[tuple[list[Tensor], list[Tensor]]] = []
-        """The weights and the results of every function that weights went into, in order."""
+        """The weights and the results of every function that has weights as arguments, in order."""
         self.rearranges = False
-        """Whether the network picks or orders things by values, so that examples may be found elsewhere next time."""
+        """Whether the network selects or sorts by value, so that examples may be elsewhere the next time."""
         self._versions: list[tuple[Tensor, int]] = []
         self._relu: tuple[Tensor, int, Tensor, int] | None = None
         """The output and input of the last ReLU, with their versions."""
@@ -44,7 +44,6 @@ class UseRecorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        """Compute the function, and note the weights that went into it."""
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") == "__get__":  # a property such as w.shape or w.T
             return func(*args, **kwargs)
@@ -61,11 +60,11 @@ class UseRecorder(TorchFunctionMode):
         return self._noted(func, args, kwargs, output, given)
 
     def changed(self) -> bool:
-        """Whether the network changed something in place that was kept."""
+        """Whether the network has changed a recorded tensor in place."""
         return any(tensor._version != version for tensor, version in self._versions)
 
     def _computed(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-        """A function that no weight goes into; max_pool(relu(z)) as relu(max_pool(z)), with less to differentiate.
+        """A function without weights; max_pool(relu(z)) as relu(max_pool(z)), which is cheaper to differentiate.
 
         The numbers and derivatives are the same: where the largest entry z of a window is positive it is the same one,
         and elsewhere both derivatives are zero.
@@ -107,7 +106,7 @@ class UseRecorder(TorchFunctionMode):
         return output
 
     def _kept(self, func: Callable[..., Any], args: tuple, kwargs: dict, output: Tensor) -> Any:
-        """What the rule keeps of a call; without the graph that made its arguments, unless that is asked for."""
+        """The use that the rule makes of a call, without the graph of its arguments unless that is needed."""
         rule = Rules.rules[func]
         if self.keep_graph:
             return rule(self.weights, args, kwargs, output)
@@ -126,10 +125,9 @@ def gradients(
 ) -> list[Float[Tensor, "R ..."] | None]:
     """∂(uᵣᵀ f)/∂z for the output z of every use and R cotangents u; None for outputs that f does not depend on.
 
-    One batched backward pass for all cotangents, or one pass each: the latter where a layer has no batching rule, where
-    the result is differentiated again, and where activations are large, since each gradient can then go where it is
-    wanted, beside those of the other cotangents for the same example. What a use condenses (`Use.condensed`) is
-    condensed here.
+    One batched backward pass for all cotangents, or one pass per cotangent: the latter if a layer has no batching rule,
+    if the result is differentiated again, and if activations are large, since each gradient can then be written next to
+    those of the other cotangents for the same example. Gradients are condensed here (`Use.condensed`).
     """
     edges = [edge for _, edge in uses]
     if batched:
@@ -196,7 +194,7 @@ _BY_VALUE |= {"scatter", "scatter_", "index_put_", "item", "tolist", "__bool__",
 
 
 def _rearranges(func: Callable[..., Any], args: tuple) -> bool:
-    """Whether a function picks entries of a tensor by the values of another: x[mask], gather, sort, …"""
+    """Whether a function selects entries of a tensor by the values of another one: x[mask], gather, sort, …"""
     name = getattr(func, "__name__", "")
     if name == "__getitem__":
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -209,7 +207,7 @@ def _detached(value: Any) -> Any:
 
 
 def _tensors(args: tuple, kwargs: dict) -> list[Tensor]:
-    """The tensors among the arguments of a call, also in lists."""
+    """The tensors among the arguments of a call, including those in lists."""
     found = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""A weight that is used more than once has the sum of its uses: uses of the same weights become one block."""
+"""A weight that is used several times: the Jacobians of its uses are summed into one block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dnn2gp.features.blocks import Block, Lookup, Outer, Rows
 
 
 def merged(blocks: Sequence[Block]) -> list[Block]:
-    """Blocks with parts that do not overlap, in the order of w; each the sum of the given ones that share weights."""
+    """Blocks that do not overlap, in the order of w, each the sum of the given blocks that share weights."""
     groups: list[list[Block]] = []
     for block in blocks:
         touching = [group for group in groups if any(_overlap(block, other) for other in group)]
@@ -24,7 +24,7 @@ def _overlap(left: Block, right: Block) -> bool:
 
 
 def _sum(group: list[Block]) -> Block:
-    """Σ of the uses: more positions for the same outer products or lookups, else a sum of rows."""
+    """The sum of the uses: outer products or lookups with more positions, otherwise a sum of rows."""
     first = group[0]
     if len(group) == 1:
         return first
@@ -61,7 +61,7 @@ def _summed_rows(group: list[Block]) -> Rows:
 
 
 def _union(parts: list[slice]) -> tuple[slice, ...]:
-    """The ranges that cover all of these, sorted, those that overlap joined."""
+    """The sorted union of these ranges."""
     result: list[slice] = []
     for part in sorted(parts, key=lambda part: part.start):
         if result and part.start < result[-1].stop:

@@ -1,4 +1,4 @@
-"""What is known of a network's forward pass: the uses of its weights in order, and where the examples are in each."""
+"""What is known about a forward pass: the uses of the weights in order, and the axis of the examples in each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dnn2gp.features.engines.layerwise.rules import Use
 
 @dataclass(frozen=True)
 class Uses:
-    """For each use that has a rule: its ranges of w, and the axis of the examples. The rest is about the pass."""
+    """For each use that has a rule: its ranges of w, and the axis of the examples. The rest describes the pass."""
 
     parts: tuple[tuple[slice, ...], ...]
     axes: tuple[BatchAxis, ...]
@@ -40,13 +40,13 @@ class Uses:
         return sum(size.a + size.g for size in self.sizes)
 
     def without(self, names: set[str], ranges: dict[str, slice]) -> Uses:
-        """The same, leaving out every use of these weights."""
+        """Without the uses of these weights."""
         ignored = (*self.ignored, *(ranges[name] for name in names))
         kept = [(p, a) for p, a in zip(self.parts, self.axes, strict=True) if not _touches(p, ignored)]
         return replace(self, parts=tuple(p for p, _ in kept), axes=tuple(a for _, a in kept), ignored=ignored)
 
     def sharing(self, names: set[str], ranges: dict[str, slice]) -> set[str]:
-        """These weights and all that share a use with one of them, directly or by others: they go together."""
+        """These weights and all that share a use with one of them, directly or indirectly."""
         found = set(names)
         while True:
             left = [ranges[name] for name in found]
@@ -57,7 +57,7 @@ class Uses:
             found |= more
 
     def turned(self, names: set[str], ranges: dict[str, slice]) -> Uses:
-        """The same with the other reading of the merged axes in the uses of these weights: (other, example)."""
+        """With the merged axes in the uses of these weights read the other way round, as (other, example)."""
         chosen = [ranges[name] for name in names]
         axes = [
             replace(axis, outer=not axis.outer) if _touches(parts, chosen) else axis
@@ -66,12 +66,12 @@ class Uses:
         return replace(self, axes=tuple(axes))
 
     def merged(self, ranges: dict[str, slice]) -> set[str]:
-        """The weights in whose uses examples share their axis with other things."""
+        """The weights with a use in which the examples share their axis with other things."""
         parts = [part for own, axis in zip(self.parts, self.axes, strict=True) if axis.others > 1 for part in own]
         return {name for name, part in ranges.items() if _touches((part,), parts)}
 
     def matched(self, recorder: UseRecorder, num_examples: int) -> list[tuple[Use, GradientEdge]] | None:
-        """The uses of another forward pass, if they are the same with the examples at the same places."""
+        """The uses of another forward pass, if these are the same and have the examples on the same axes."""
         found = [(use, edge) for use, edge in recorder.uses if not _touches(use.parts, self.ignored)]
         if tuple(use.parts for use, _ in found) != self.parts:
             return None
@@ -104,7 +104,7 @@ def find_uses(two: UseRecorder, three: UseRecorder, outputs: Tensor, ranges: dic
 
 
 def _reaches(outputs: Tensor, part: slice, recorder: UseRecorder) -> bool:
-    """Whether the outputs depend on a weight that was seen in no torch function (a custom autograd.Function, say)."""
+    """Whether the outputs depend on a weight that no torch function was seen to use (custom autograd.Function)."""
     views = [view for view in recorder.views if _touches((part,), [recorder.weights.extent(view)]) and view.grad_fn]
     own = [view for view in views if recorder.weights.find(view) == part]
     if not outputs.requires_grad or not own:

@@ -1,4 +1,4 @@
-"""Which weights a tensor is: every weight is a view of the flat vector w, so its place in memory tells."""
+"""Recognising weights: each is a view of the flat vector w, and is identified by its address in memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dnn2gp.features.engines.pointer import storage_pointer
 
 
 class FlatWeights:
-    """Recognises views of the flat weight vector w, whoever holds them: a layer, two layers, a slice of one."""
+    """Recognises views of the flat weight vector w, whether a layer holds them, several layers, or a slice of one."""
 
     def __init__(self, flat: Tensor) -> None:
-        """`flat` is w, one piece of memory that starts at its storage's beginning."""
+        """`flat` is w, a contiguous vector."""
         self._pointer = flat.untyped_storage().data_ptr()
         self._first = flat.storage_offset()
 
@@ -20,14 +20,14 @@ class FlatWeights:
         return isinstance(value, Tensor) and storage_pointer(value) == self._pointer
 
     def find(self, value: object) -> slice | None:
-        """The range of w that a tensor is, entry by entry; None for tensors that are not in w, or not in one piece."""
+        """The range of w that a tensor consists of; None for tensors that are not in w, or not contiguous."""
         if not isinstance(value, Tensor) or not self.holds(value) or not value.is_contiguous():
             return None
         start = value.storage_offset() - self._first
         return slice(start, start + value.numel())
 
     def extent(self, value: Tensor) -> slice:
-        """The range of w that a view lies within, in one piece or not."""
+        """The smallest range of w that contains a view, contiguous or not."""
         start = value.storage_offset() - self._first
         reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
         return slice(start, start + reach + 1)

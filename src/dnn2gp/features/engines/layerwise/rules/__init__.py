@@ -1,4 +1,4 @@
-"""One rule a layer kind. Importing this package registers them."""
+"""One rule per kind of layer. Importing this package registers them. Start with `base.py`."""
 
 from dnn2gp.features.engines.layerwise.rules import (
     attention,

@@ -1,4 +1,4 @@
-"""Multi-head attention: its projections are linear maps inside one torch function, so that function is opened."""
+"""Multi-head attention: its projections are linear maps inside one torch function, which is replaced by its body."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dnn2gp.features.engines.layerwise.rules.base import Rules
 def opened(function: FunctionType) -> FunctionType:
     """The body of a Python function of torch.nn.functional, without its own dispatch to function modes.
 
-    The calls that it makes are then seen one by one.
+    Function modes then see the calls inside it one by one.
     """
     namespace = {**function.__globals__, "has_torch_function": lambda _: False}
     copy = FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__)

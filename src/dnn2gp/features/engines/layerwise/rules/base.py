@@ -1,4 +1,4 @@
-"""What a rule is: from a call of a torch function with weights among its arguments to the Jacobian of those weights."""
+"""Rules: from a call of a torch function with weights among its arguments to the Jacobian of these weights."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from dnn2gp.features.engines.layerwise.weights import FlatWeights
 
 @dataclass(frozen=True, eq=False)
 class Use(ABC):
-    """One use of weights in a forward pass: what is kept of the call until the gradients of its output are known."""
+    """One use of weights in a forward pass, kept until the gradients with respect to its output are known."""
 
     parts: tuple[slice, ...]
     output_shape: tuple[int, ...]
 
     cotangent_axis: ClassVar[int] = 1
-    """Where the R cotangents lie in the memory of the gradients, among the axes of the call's output."""
+    """The position of the axis of the R cotangents in memory, among the axes of the call's output."""
 
     @property
     def at_once(self) -> int | None:
-        """The cotangents whose gradients are condensed together, so that no more are kept; None for all of them."""
+        """How many cotangents are condensed together, which bounds the gradients that are kept; None for all."""
         return None
 
     @property
     @abstractmethod
     def batch_shape(self) -> tuple[int, ...]:
-        """The sizes of the axes among which the examples are."""
+        """The sizes of the axes that may count the examples."""
 
     @property
     @abstractmethod
     def kept(self) -> Tensor | None:
-        """The tensor of the network that is kept, which must not be changed in place before it is used."""
+        """The tensor of the network that is kept and must not be changed in place meanwhile."""
 
     def summed(self) -> Use:
-        """The same use, where it can be had without keeping the gradients at all positions for every cotangent."""
+        """The same use in a form that needs no gradients at all positions for every cotangent, if there is one."""
         return self
 
     def condensed(self, gradients: Float[Tensor, "R ..."]) -> Float[Tensor, "R ..."]:
-        """What `block` needs of the gradients, if that is less than all of them: they are kept for every cotangent."""
+        """The part or sum of the gradients that `block` needs; only this is kept for every cotangent."""
         return gradients
 
     @abstractmethod
@@ -57,7 +57,7 @@ Rule = Callable[[FlatWeights, tuple[Any, ...], dict[str, Any], Tensor], "Use | t
 
 
 class Rules:
-    """The rules, one for each torch function, and the bodies of functions that are made of simpler ones."""
+    """The rules, one for each torch function, and the bodies of functions that are composed of simpler ones."""
 
     rules: ClassVar[dict[Callable[..., Any], Rule]] = {}
     bodies: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}
@@ -66,8 +66,8 @@ class Rules:
 def rule(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
     """Register a rule for torch functions, e.g. `@rule(torch.nn.functional.linear)`.
 
-    A rule gets the flat weights, the arguments and the output of a call; it returns what to keep (a `Use`), or None
-    where it does not know this kind of call, whose weights are then left to the general engine.
+    A rule gets the flat weights, the arguments and the output of a call. It returns a `Use`, or None for a call that it
+    does not cover, whose weights are then left to the general engine.
     """
 
     def register(function: Rule) -> Rule:

@@ -21,7 +21,7 @@ from dnn2gp.features.engines.layerwise.weights import FlatWeights
 
 @dataclass(frozen=True)
 class Geometry:
-    """Kernel size, stride, padding (before, after) and dilation, one an axis, and the groups of channels."""
+    """Kernel size, stride, padding (before, after) and dilation for each axis, and the groups of channels."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -93,7 +93,7 @@ class ConvolutionUse(_PatchUse):
     """z[:, l] = W patch_l + b: ∂f/∂W = Σ_l g_l patch_lᵀ, group by group."""
 
     def summed(self) -> Use:
-        """The sums over positions, where there are many positions for a small patch."""
+        """The sums over positions, if there are many positions for a small patch."""
         space, channels = self.output_shape[2:], self.x.shape[1]
         if self.geometry.groups > 1 or _MANY_POSITIONS * channels * prod(self.geometry.kernel) > prod(space):
             return self
@@ -101,7 +101,7 @@ class ConvolutionUse(_PatchUse):
         return SummedConvolutionUse(self.parts, self.output_shape, self.x, self.geometry, patches)
 
     def block(self, gradients: Float[Tensor, "R B O *space"], examples: BatchAxis, num_examples: int) -> Block:
-        """A: n × i × L and G: n × R × o × L; rows where there are groups."""
+        """A: n × i × L and G: n × R × o × L; rows if there are groups."""
         groups, space = self.geometry.groups, gradients.shape[3:]
         bias = len(self.parts) == 2
         patches = self.geometry.patches(self.x, space, bias=bias and groups == 1)
@@ -120,7 +120,7 @@ class SummedConvolutionUse(_PatchUse):
 
     @property
     def at_once(self) -> int:
-        """As many as have a few times the numbers of the patches."""
+        """So many that their gradients have a few times as many entries as the patches."""
         return max(1, _GRADIENTS_KEPT * self.patches.numel() // prod(self.output_shape))
 
     def condensed(self, gradients: Float[Tensor, "R B O *space"]) -> Float[Tensor, "R B O i"]:
@@ -129,7 +129,7 @@ class SummedConvolutionUse(_PatchUse):
         return (G.flatten(1, 2) @ self.patches.mT).unflatten(1, G.shape[1:3]).transpose(0, 1)
 
     def block(self, gradients: Float[Tensor, "R B O i"], examples: BatchAxis, num_examples: int) -> Rows:
-        """The rows, summed over what else the first axis counts."""
+        """The rows, summed over whatever else the first axis counts."""
         rows = examples.moved(gradients.transpose(0, 1), num_examples, 0, 1)  # n c R o i
         rows = rows.squeeze(1) if rows.shape[1] == 1 else rows.sum(1)
         arrangement = Arrangement(rows.shape[2], rows.shape[3], len(self.parts) == 2)
@@ -155,7 +155,7 @@ class TransposedConvolutionUse(_PatchUse):
 def _positions(
     A: Float[Tensor, "B i L"], G: Float[Tensor, "R B o L"], examples: BatchAxis, num_examples: int
 ) -> tuple[Float[Tensor, "n i l"], Float[Tensor, "n R o l"]]:
-    """Examples first; what else the first axis counts joins the positions."""
+    """Examples first; whatever else the first axis counts joins the positions."""
     A = examples.moved(A, num_examples, 0, 1)  # n c i L
     G = examples.moved(G, num_examples, 1, 1)  # R n c o L
     if A.shape[1] == 1:
@@ -180,7 +180,7 @@ def _grouped(
 
 
 def _sizes(value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """One number an axis."""
+    """One number per axis."""
     if isinstance(value, int):
         return (value,) * count
     return tuple(value) * count if len(value) == 1 else tuple(value)
@@ -246,7 +246,7 @@ def transposed_convolution(
     kernel, stride = tuple(weight.shape[2:]), _sizes(argument(args, kwargs, 3, "stride", 1), axes)
     dilation = _sizes(argument(args, kwargs, 7, "dilation", 1), axes)
     before = _sizes(argument(args, kwargs, 4, "padding", 0), axes)
-    # The gradient must reach over every patch: (size − 1) stride + dilation (kernel − 1) + 1 entries an axis.
+    # The gradient must reach over every patch: (size − 1) stride + dilation (kernel − 1) + 1 entries per axis.
     after = tuple(
         (size - 1) * s + d * (k - 1) + 1 - out - p
         for size, s, d, k, out, p in zip(x.shape[2:], stride, dilation, kernel, output.shape[2:], before, strict=True)

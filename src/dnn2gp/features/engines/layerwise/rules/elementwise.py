@@ -53,7 +53,7 @@ def _split(size: int, num_examples: int, outer: bool) -> tuple[int, int]:
 
 
 def _operands(weights: FlatWeights, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[slice, Tensor, Any] | None:
-    """(place of the weight, the weight, the other operand) if exactly one of two operands is a weight in one piece."""
+    """(range of the weight, the weight, the other operand) if exactly one of two operands is a contiguous weight."""
     if kwargs or len(args) != 2:
         return None
     for weight, other in (args, args[::-1]):
@@ -95,7 +95,7 @@ def multiply(weights: FlatWeights, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 @rule(F.prelu, torch.prelu)
 def prelu(weights: FlatWeights, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Use | None:
-    """max(x, 0) + w min(x, 0), one w or one a channel."""
+    """max(x, 0) + w min(x, 0), with one w, or one per channel."""
     x, weight = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight")
     place = weights.find(weight)
     if place is None or weights.holds(x):

@@ -17,7 +17,7 @@ from dnn2gp.features.engines.layerwise.weights import FlatWeights
 
 @dataclass(frozen=True, eq=False)
 class LookupUse(Use):
-    """z_l = E[t_l]: ∂f/∂E[v] = Σ_l [t_l = v] g_l, but for the padding entry, which torch does not train."""
+    """z_l = E[t_l]: ∂f/∂E[v] = Σ_l [t_l = v] g_l, except for the padding entry, which torch does not train."""
 
     index: Int[Tensor, "*B"]
     num_entries: int
@@ -45,7 +45,7 @@ class LookupUse(Use):
 
 @rule(F.embedding)
 def embedding(weights: FlatWeights, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Use | None:
-    """F.embedding(index, E); not where the call changes the table (max_norm) or its gradient (scale_grad_by_freq)."""
+    """F.embedding(index, E), unless the call changes the table (max_norm) or its gradient (scale_grad_by_freq)."""
     index, weight = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight")
     padding = argument(args, kwargs, 2, "padding_idx")
     changes = argument(args, kwargs, 3, "max_norm") is not None or argument(args, kwargs, 5, "scale_grad_by_freq")

@@ -49,7 +49,7 @@ class MatrixUse(Use):
 
 
 def _bias(place: slice, output: Tensor) -> Use:
-    """A bias that has no weight beside it."""
+    """A bias without a trainable weight."""
     return Broadcast((place,), tuple(output.shape), None, (output.shape[-1],))
 
 

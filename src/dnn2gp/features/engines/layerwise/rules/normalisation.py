@@ -34,7 +34,7 @@ class AffineUse(Use):
 
     @property
     def kept(self) -> None:
-        """Nothing of the network: x̂ is made for this."""
+        """None: x̂ is not a tensor of the network."""
         return None
 
     def condensed(self, gradients: Float[Tensor, "R ..."]) -> Float[Tensor, "R ..."]:

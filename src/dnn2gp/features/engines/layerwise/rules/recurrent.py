@@ -88,7 +88,7 @@ def _unrolled(
 
 
 def _layers(step: Step) -> Callable[..., Any]:
-    """The body of a recurrent function; it does not know packed sequences and projections."""
+    """The body of a recurrent function, without packed sequences and projections."""
 
     def run(*args: Any) -> Any:
         if len(args) != 9 or not isinstance(args[2], list):  # packed sequences bring their batch sizes
@@ -103,7 +103,7 @@ def _layers(step: Step) -> Callable[..., Any]:
 
 
 def _cell(step: Step) -> Callable[..., Any]:
-    """The body of one step alone."""
+    """The body of a single step."""
 
     def run(x: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
         states = tuple(hx) if isinstance(hx, list | tuple) else (hx,)
