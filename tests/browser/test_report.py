@@ -19,7 +19,7 @@ from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
 
 from dnn2gp.plots.report import InteractiveMap, html
-from dnn2gp.plots.report.orders import NAMES, orders
+from dnn2gp.plots.report.maps import NAMES, orders
 
 pytestmark = pytest.mark.browser
 

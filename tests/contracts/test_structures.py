@@ -18,7 +18,7 @@ from dnn2gp.weights.structures import (
     KroneckerPrecision,
     Structure,
 )
-from dnn2gp.weights.structures.kronecker_block import KroneckerBlock
+from dnn2gp.weights.structures.kronecker import KroneckerBlock
 
 from problems import problem
 from reference import brute_force

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dnn2gp.features.budget.pairs import PairPlan, PairSide, pairs
+from dnn2gp.features.budget.kernel_blocks import PairPlan, PairSide, pairs
 from dnn2gp.features.budget.peak import Peak
 from dnn2gp.features.factors import Factors
 

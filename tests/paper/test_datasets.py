@@ -12,7 +12,6 @@ import torch
 
 from dnn2gp.paper.datasets import (
     bent_clouds,
-    download,
     generate_draws,
     half_moons,
     images,
@@ -21,6 +20,7 @@ from dnn2gp.paper.datasets import (
     synthetic_draws,
     wine_splits,
 )
+from dnn2gp.paper.datasets import folder as download
 from dnn2gp.paper.datasets import snelson as snelson_module
 from dnn2gp.paper.datasets.folder import find
 from dnn2gp.support.errors import FileFormatError, InputError

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from dnn2gp.paper import evidence_curves
-from dnn2gp.paper.curve_summaries import Stars
 from dnn2gp.paper.datasets import generate_draws
 from dnn2gp.paper.datasets.folder import find
 from dnn2gp.paper.datasets.wine import random_splits
-from dnn2gp.paper.figure_kind import Workspace
-from dnn2gp.paper.figure_result import FigureResult
+from dnn2gp.paper.evidence_curves import Stars
+from dnn2gp.paper.figure import FigureResult, Workspace
 from dnn2gp.paper.figures import synthetic as synthetic_figure
 from dnn2gp.paper.figures import wine as wine_figure
 from dnn2gp.paper.published_curves import PublishedCurve, error_claim, evidence_claim

@@ -13,7 +13,7 @@ from torch.func import functional_call, jacrev
 from dnn2gp.optim.checkpoints import load_checkpoint
 from dnn2gp.paper import image_figures
 from dnn2gp.paper.datasets import load_images
-from dnn2gp.paper.figure_kind import Workspace
+from dnn2gp.paper.figure import Workspace
 from dnn2gp.paper.figures import binary_mnist, cifar, mnist, ood
 from dnn2gp.paper.networks import lenet5
 from dnn2gp.support.errors import InputError

@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 
 from dnn2gp.apps.cli import app
 from dnn2gp.paper import figures
-from dnn2gp.paper.figure_kind import Workspace
+from dnn2gp.paper import reproduce as runner
+from dnn2gp.paper.figure import Workspace
 from dnn2gp.paper.figures import all_figures, wine
-from dnn2gp.paper.reproduce import ReproduceConfig, runner
+from dnn2gp.paper.reproduce import ReproduceConfig
 
 FIGURES = all_figures()
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning", "ignore::RuntimeWarning")
@@ -150,8 +151,8 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
-from dnn2gp.paper.figure_kind import FigureKind, Findings
-from dnn2gp.plots.report.claim import Claim
+from dnn2gp.paper.figure import FigureKind, Findings
+from dnn2gp.plots.report.section import Claim
 
 
 @dataclass(frozen=True)

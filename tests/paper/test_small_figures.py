@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dnn2gp.paper.datasets.folder import find
-from dnn2gp.paper.figure_result import FigureResult
+from dnn2gp.paper.figure import FigureResult
 from dnn2gp.paper.figures import moons, snelson, two_d
-from dnn2gp.plots.report.claim import Claim
+from dnn2gp.plots.report.section import Claim
 from dnn2gp.support.errors import FileFormatError, InputError
 
 NO_SNELSON = pytest.mark.skipif(find("snelson/train_inputs") is None, reason="Snelson's data are not in DNN2GP_DATA")

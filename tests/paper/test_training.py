@@ -20,8 +20,7 @@ from dnn2gp.apps.cli import app
 from dnn2gp.optim.checkpoints import load_checkpoint
 from dnn2gp.paper.datasets import load_images
 from dnn2gp.paper.networks import lenet5
-from dnn2gp.paper.training import TrainConfig, run
-from dnn2gp.paper.training.training import Training
+from dnn2gp.paper.training import TrainConfig, Training, run
 from dnn2gp.support.errors import DivergedError, InputError
 
 SMOKE = ("train", "mnist", "--preset", "smoke")

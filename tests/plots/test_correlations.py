@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dnn2gp.plots.correlations import correlations
+from dnn2gp.plots.matrices import correlations
 
 
 def test_correlations_are_those_of_numpy() -> None:

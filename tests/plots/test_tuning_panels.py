@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
 from dnn2gp.plots.bands import Band
-from dnn2gp.plots.tuning_panels import Panel, fits_and_panels, tuning_panels
+from dnn2gp.plots.tuning import Panel, fits_and_panels, tuning_panels
 
 X = np.logspace(-2, 2, 21)
 EVIDENCE = (-((np.log(X) - 0.5) ** 2), np.full(21, 0.2))

@@ -12,8 +12,16 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import check_array
 from torch import Tensor
 
-from dnn2gp.estimators.base import GPNetEstimator, standardised, standardiser
-from dnn2gp.estimators.settings import EVIDENCE, is_evidence, is_several, number, seed_of
+from dnn2gp.estimators.base import (
+    EVIDENCE,
+    GPNetEstimator,
+    is_evidence,
+    is_several,
+    number,
+    seed_of,
+    standardised,
+    standardiser,
+)
 from dnn2gp.likelihoods import GaussianLikelihood
 from dnn2gp.support.errors import InputError
 

@@ -1,12 +1,31 @@
-"""Checks of the arguments of an engine's products, which users may call directly."""
+"""The arguments of an engine's products, which users may call directly: cotangents, vectors and precisions, checked."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.features.cotangents import Cotangents
 from dnn2gp.features.whitener import Whitener
 from dnn2gp.support.errors import InputError
+
+Cotangents: TypeAlias = "Tensor | Callable[[Tensor], Tensor]"
+"""N × K × R, or a function from outputs N × K to that."""
+
+
+def resolved(cotangents: Cotangents, outputs: Float[Tensor, "N K"]) -> Float[Tensor, "N K R"]:
+    """The columns, in the dtype of the outputs."""
+    columns = cotangents if isinstance(cotangents, Tensor) else cotangents(outputs.detach())
+    return columns.to(outputs.dtype)
+
+
+def identity(outputs: Float[Tensor, "N K"]) -> Float[Tensor, "N K K"]:
+    """The columns of the identity, so that UᵀJ = J."""
+    eye = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
+    return eye.expand(len(outputs), -1, -1)
 
 
 def check_vectors(vectors: object, num_weights: int) -> None:

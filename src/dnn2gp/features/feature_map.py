@@ -15,10 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.features.budget.plan import Plan
-from dnn2gp.features.budget.work import Work
-from dnn2gp.features.checks import check_cotangents, check_precision, check_vectors
-from dnn2gp.features.cotangents import Cotangents
+from dnn2gp.features.budget.plan import Plan, Work
+from dnn2gp.features.checks import Cotangents, check_cotangents, check_precision, check_vectors
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.kernels import KERNELS, Kernels
 from dnn2gp.features.kronecker_factors import KroneckerFactors, kronecker_factors, kronecker_sums

@@ -13,11 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features.budget.chunked import Chunked
-from dnn2gp.features.budget.kernel_buffer import KernelBuffer
-from dnn2gp.features.budget.pairs import PairPlan, PairSide, pairs, plan_pairs
+from dnn2gp.features.budget.kernel_blocks import KernelBuffer, PairPlan, PairSide, pairs, plan_pairs
 from dnn2gp.features.budget.peak import MORE, Peak, peak_of_pairs
-from dnn2gp.features.budget.plan import Plan
-from dnn2gp.features.budget.work import Work
+from dnn2gp.features.budget.plan import Plan, Work
 from dnn2gp.features.checks import check_precision
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.whitener import Unit, Whitener

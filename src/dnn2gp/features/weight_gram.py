@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features.blocks import Outer
-from dnn2gp.features.blocks.arrangement import Arrangement
+from dnn2gp.features.blocks.base import Arrangement
 from dnn2gp.features.factors import Factors
 from dnn2gp.support.memory import chunks
 

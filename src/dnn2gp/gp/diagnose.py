@@ -12,7 +12,7 @@ from dnn2gp.features import GradientFeatures, NetworkFeatures
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.minimum import LARGE_GRADIENT, LARGE_STEP, SMALL_GRADIENT, SMALL_STEP, step_matters_little
 from dnn2gp.inference import LinearModel
-from dnn2gp.inference.agreement import spaces_gap
+from dnn2gp.inference.choice import spaces_gap
 from dnn2gp.network.inputs import take
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.randomness import normal

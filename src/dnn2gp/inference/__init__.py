@@ -5,15 +5,13 @@ inference must answer), then `weight_space.py`, `function_space.py`, `choice.py`
 """
 
 from dnn2gp.inference.averaged_predictive import AveragedPredictive
-from dnn2gp.inference.base import Inference, Posterior
+from dnn2gp.inference.base import Cost, Inference, Posterior
 from dnn2gp.inference.choice import choose, costs
-from dnn2gp.inference.cost import Cost
 from dnn2gp.inference.evidence_parts import Decomposition, GroupedTerms, Groups
 from dnn2gp.inference.function_space import FunctionSpace
 from dnn2gp.inference.kernel import Kernel
-from dnn2gp.inference.latent import Latent
 from dnn2gp.inference.linear_model import LinearModel
-from dnn2gp.inference.predictive import Predictive
+from dnn2gp.inference.predictive import Latent, Predictive
 from dnn2gp.inference.weight_space import WeightSpace
 
 __all__ = [

@@ -1,8 +1,9 @@
-"""What a way of inference must answer: the choice that a user makes, and the posterior that it infers."""
+"""What a way of inference must answer: the choice that a user makes, its cost, and the posterior that it infers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -11,18 +12,33 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features import Factors, FeatureMap
-from dnn2gp.features.budget.work import Work
-from dnn2gp.inference.cost import Cost
+from dnn2gp.features.budget.plan import Work
 from dnn2gp.inference.evidence_parts import Decomposition, GroupedTerms, Groups
-from dnn2gp.inference.latent import Latent
 from dnn2gp.inference.linear_model import LinearModel
+from dnn2gp.inference.predictive import Latent
 from dnn2gp.network.inputs import Inputs, num_examples, take
 from dnn2gp.support.choice import Choice
 from dnn2gp.support.errors import InputError
-from dnn2gp.support.memory import chunks
+from dnn2gp.support.memory import chunks, readable
 from dnn2gp.support.progress import track
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.structures import Dense, Precision, Structure
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one way of inference: the side of its matrix, the number of operations, and the memory in bytes."""
+
+    space: str
+    """The name of the inference."""
+    size: int
+    operations: float
+    bytes: int
+
+    def __str__(self) -> str:
+        """One line: "weight space: a 17 × 17 matrix, 7e+03 operations, 6.94 kB"."""
+        matrix = f"a {self.size} × {self.size} matrix"
+        return f"{self.space}: {matrix}, {self.operations:.2g} operations, {readable(self.bytes)}"
 
 
 class Inference(Choice):

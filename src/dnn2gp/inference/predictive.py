@@ -1,8 +1,9 @@
-"""Appendix B: from the GP over transformed outputs ỹ back to the outputs y that the user knows."""
+"""Appendix B: from the latent function f over transformed outputs ỹ back to the outputs y that the user knows."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,29 @@ from torch import Tensor
 from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
 from dnn2gp.support.errors import InputError, NotPositiveDefiniteError
 from dnn2gp.support.randomness import normal, own_generator
+
+
+@dataclass(frozen=True, eq=False)
+class Latent:
+    """f(x) ~ N(f_w(x) + J(x)(μ − w), J(x) Σ̃ J(x)ᵀ), input by input."""
+
+    outputs: Float[Tensor, "N K"]
+    """f_w(x), the output of the network itself."""
+    shift: Float[Tensor, "N K"]
+    """J(x)(μ − w), zero at a minimum."""
+    covariance: Float[Tensor, "N K K"]
+    """J(x) Σ̃ J(x)ᵀ."""
+
+    @staticmethod
+    def joined(parts: Sequence[Latent]) -> Latent:
+        """Several chunks of inputs as one."""
+        if len(parts) == 1:
+            return parts[0]
+        return Latent(
+            torch.cat([part.outputs for part in parts]),
+            torch.cat([part.shift for part in parts]),
+            torch.cat([part.covariance for part in parts]),
+        )
 
 
 class Moments(ABC):

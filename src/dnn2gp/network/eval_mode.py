@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 
-from dnn2gp.support.user_state import USER_STATE
+from dnn2gp.support.randomness import USER_STATE
 
 _EMPTY: dict = {}
 

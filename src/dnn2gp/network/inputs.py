@@ -30,6 +30,11 @@ def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
     return tuple(mapped) if isinstance(inputs, tuple) else mapped
 
 
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no entry is NaN or infinite: so if the sum is finite, which is quick; otherwise all entries are read."""
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+
 def check_inputs(inputs: object, what: str = "inputs") -> Inputs:
     """Return `inputs` if it is a supported container whose tensors have the same number of examples ≥ 1."""
     if isinstance(inputs, Mapping):

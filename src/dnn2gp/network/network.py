@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dnn2gp.network.frozen import FrozenWeights
 from dnn2gp.network.inputs import (
     Inputs,
+    all_finite,
     describe,
     differentiable,
     leaves,
@@ -33,10 +33,9 @@ from dnn2gp.network.module_checks import (
     check_trainable,
     warn_if_train_mode,
 )
-from dnn2gp.network.private_module import ModuleOwner, own_module
+from dnn2gp.network.private_module import FrozenWeights, ModuleOwner, own_module
 from dnn2gp.support.errors import InputError, NetworkError
-from dnn2gp.support.randomness import global_states_kept
-from dnn2gp.support.user_state import USER_STATE
+from dnn2gp.support.randomness import USER_STATE, global_states_kept
 
 _BATCH_CAUSES = (
     "Look for (a) batch normalisation with track_running_stats=False, (b) forward code that uses batch statistics; "
@@ -164,7 +163,7 @@ class Network:
                     f"inputs: the network's weights are {self.dtype} but the inputs are {leaf.dtype}. "
                     f"Convert one of them: inputs.to({self.dtype}) or network.to({leaf.dtype})."
                 )
-            if leaf.is_floating_point() and not leaf.isfinite().all():
+            if leaf.is_floating_point() and not all_finite(leaf):
                 row = int((~leaf.isfinite()).reshape(len(leaf), -1).any(1).nonzero()[0])
                 raise InputError(f"inputs: example {row} contains NaN or infinity. Remove or impute such examples.")
         keep_graph = keep_graph and differentiable(inputs)

@@ -23,16 +23,23 @@ from dnn2gp.inference.predictive import Predictive
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network.data import Data, read_data
 from dnn2gp.network.inputs import Inputs, check_inputs
-from dnn2gp.optim.saved_state import packed, precision_values, unpacked
+from dnn2gp.optim.checkpoints import packed, precision_values, unpacked
 from dnn2gp.optim.trained_network import TrainedNetwork
 from dnn2gp.optim.variational_evidence import VariationalEvidence, expected_log_likelihood, linear_model_evidences
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import check_budget, default_budget
 from dnn2gp.weights.curvature import Curvature
 from dnn2gp.weights.gaussian import Gaussian
-from dnn2gp.weights.online_newton import BegunStep, OnlineNewton, State, StepInfo, first_precision
+from dnn2gp.weights.online_newton import (
+    BegunStep,
+    OnlineNewton,
+    State,
+    StepInfo,
+    check_rate,
+    check_step_settings,
+    first_precision,
+)
 from dnn2gp.weights.priors import PriorPrecision, expand_precision
-from dnn2gp.weights.step_checks import check_rate, check_step_settings
 from dnn2gp.weights.structures import Dense, Diagonal
 
 _KEY = "online_newton"

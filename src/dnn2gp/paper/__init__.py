@@ -1,7 +1,7 @@
 """The paper's figures: data sets, networks, and one module per figure in `figures/`.
 
-May import every room but `apps`. Start with `figures/moons.py`, a short figure, then `figure_kind.py`, which says what
-a figure is, and `reproduce/runner.py`, which runs them all.
+May import every room but `apps`. Start with `figures/moons.py`, a short figure, then `figure.py`, which says what a
+figure is, and `reproduce.py`, which runs them all.
 """
 
 from dnn2gp.support.optional import needs_extra

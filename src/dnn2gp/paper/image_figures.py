@@ -7,13 +7,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from dnn2gp.paper.figure_kind import Arrays, Drawings, Findings, Workspace
-from dnn2gp.paper.figure_result import FigureResult, written
+from dnn2gp.paper.figure import Arrays, Drawings, FigureResult, Findings, Workspace, written
 from dnn2gp.paper.image_networks import LAPLACE, VI, WORDS, ImagesConfig, load, pictures, trained_gp
-from dnn2gp.plots.correlations import correlations
-from dnn2gp.plots.matrices import kernel_matrix, posterior_mean, uncertainty_maps
+from dnn2gp.plots.matrices import correlations, kernel_matrix, posterior_mean, uncertainty_maps
 from dnn2gp.plots.report import Examples, InteractiveMap
-from dnn2gp.plots.report.claim import Claim
+from dnn2gp.plots.report.section import Claim
 
 _MEAN = (
     "Each row is an example, each column an output of the network. J μ is not the network's output: the term f − J w "

@@ -18,9 +18,8 @@ from dnn2gp.inference.predictive import Predictive
 from dnn2gp.likelihoods import CategoricalLikelihood
 from dnn2gp.optim.optimizer import OnlineNewtonOptimizer
 from dnn2gp.paper.datasets import Images, load_images
-from dnn2gp.paper.figure_kind import Workspace
-from dnn2gp.paper.training.config import TrainConfig
-from dnn2gp.paper.training.training import Training
+from dnn2gp.paper.figure import Workspace
+from dnn2gp.paper.training import TrainConfig, Training
 from dnn2gp.support.errors import FileFormatError, InputError, NotAMinimumWarning
 from dnn2gp.weights.structures import Diagonal
 

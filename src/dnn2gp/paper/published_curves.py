@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dnn2gp.plots.report.claim import Claim
+from dnn2gp.plots.report.section import Claim
 
 _NONE = "none of them was computed"
 

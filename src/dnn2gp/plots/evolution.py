@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from dnn2gp.plots import style
-from dnn2gp.plots.correlations import correlations
+from dnn2gp.plots.matrices import correlations
 from dnn2gp.plots.style import Grouping
 
 MEAN, BAND, WIDE_BAND = "#1d3d78", "#7f9fd0", "#cfd8e6"

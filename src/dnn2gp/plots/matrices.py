@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, PowerNorm
@@ -11,6 +12,16 @@ from matplotlib.image import AxesImage
 
 from dnn2gp.plots import style
 from dnn2gp.plots.style import Grouping
+
+
+def correlations(kernel: Float[np.ndarray, "N N"]) -> Float[np.ndarray, "N N"]:
+    """The correlations ρ = κ(x, x′) / √(κ(x, x) κ(x′, x′)), symmetric and in [−1, 1]; 0 where κ(x, x) ≤ 0."""
+    exact = kernel.astype(np.float64)
+    diagonal = np.diagonal(exact)
+    root = np.sqrt(np.where(diagonal > 0, diagonal, np.inf))
+    scaled = exact / root[:, None] / root[None, :]
+    return np.clip((scaled + scaled.T) / 2, -1, 1)
+
 
 # Negative entries smaller than this share of the scale are invisible.
 _SLIGHT = 0.02

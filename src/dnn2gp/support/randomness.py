@@ -5,13 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dnn2gp.support.user_state import USER_STATE
+USER_STATE = RLock()
+"""Held while a user's own module is read or run, and while global random generators are saved and restored.
+
+A single lock for all of them cannot deadlock with itself, and it is needed rarely: networks run on private copies, and
+almost none of them draws random numbers.
+"""
 
 
 def own_generator(generator: torch.Generator | None, device: torch.device) -> torch.Generator:

@@ -17,7 +17,7 @@ from dnn2gp.support.files import write_text
 from dnn2gp.support.optional import needs_extra
 from dnn2gp.support.progress import bar
 from dnn2gp.tune.one_thread import one_thread
-from dnn2gp.tune.purpose import keep_purpose
+from dnn2gp.tune.results_folder import keep_purpose
 
 Outcome: TypeAlias = "float | Mapping[str, float] | GaussianProcess"
 Fit: TypeAlias = "Callable[..., Outcome]"

@@ -11,7 +11,7 @@ from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.optional import needs_extra
 from dnn2gp.support.progress import show_progress
-from dnn2gp.tune.purpose import keep_purpose
+from dnn2gp.tune.results_folder import keep_purpose
 
 _FILE = "study.journal"
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dnn2gp.features.engines.layerwise import UseRecorder
-from dnn2gp.features.engines.layerwise.weights import FlatWeights
+from dnn2gp.features.engines.layerwise.places import FlatWeights
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, take
 from dnn2gp.network.layout import Layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dnn2gp.plots.report import Examples, InteractiveMap, Section
-from dnn2gp.plots.report.claim import Claim
+from dnn2gp.plots.report.section import Claim
 
 CLASSES = ("cat", "dog <b>&", "ship")
 OUTPUTS = ("cat", "dog <b>&", "ship", "none of these")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from plots.report.made import examples, kernel, kernel_map, mean_map
 
-from dnn2gp.plots.correlations import correlations
-from dnn2gp.plots.report.orders import NAMES, by_class, by_uncertainty, orders, similar_in_kernel, similar_rows
+from dnn2gp.plots.matrices import correlations
+from dnn2gp.plots.report.maps import NAMES, by_class, by_uncertainty, orders, similar_in_kernel, similar_rows
 
 Tree = int | tuple  # a leaf, or a pair of trees
 

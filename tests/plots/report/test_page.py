@@ -18,8 +18,8 @@ from plotly.offline import get_plotlyjs
 from plots.report.made import CLASSES, examples, kernel, kernel_map, mean_map, section
 
 from dnn2gp.plots.report import Examples, InteractiveMap, Section, html
-from dnn2gp.plots.report.claim import Claim
 from dnn2gp.plots.report.maps import sprite
+from dnn2gp.plots.report.section import Claim
 from dnn2gp.plots.report.template import duration
 from dnn2gp.plots.style import colour_limit
 

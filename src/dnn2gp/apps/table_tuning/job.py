@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 
-from dnn2gp.apps.table_tuning import findings, pictures
+from dnn2gp.apps.table_tuning import findings, report
 from dnn2gp.apps.table_tuning.config import TableTuningConfig
 from dnn2gp.apps.table_tuning.model import TableModel, write_predictions
 from dnn2gp.apps.table_tuning.problem import TableProblem, TableRows, widths_of
@@ -166,8 +166,8 @@ def _sizes(tuning: TuningResult) -> dict[str, int]:
 
 
 def _pictures(found: Report, model: TableModel, calibration: Calibration | None) -> dict[str, Figure]:
-    drawn = pictures.setting_curves(found.tuning, found.task)
-    drawn["prior_precision"] = pictures.precision_curve(model.gp, found.fitted.prior_precision)
+    drawn = report.setting_curves(found.tuning, found.task)
+    drawn["prior_precision"] = report.precision_curve(model.gp, found.fitted.prior_precision)
     return drawn if calibration is None else {**drawn, "calibration": calibration.picture}
 
 

@@ -13,9 +13,8 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from dnn2gp.apps.tables.columns import Columns
+from dnn2gp.apps.tables.columns import Columns, Target, target_from_state
 from dnn2gp.apps.tables.table import Table, named
-from dnn2gp.apps.tables.targets import Target, target_from_state
 from dnn2gp.support.errors import FileFormatError, InputError
 
 _NUMERIC, _CATEGORICAL = "numeric", "categorical"

@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.features.blocks.arrangement import Arrangement
-from dnn2gp.features.blocks.base import Block, Piece
+from dnn2gp.features.blocks.base import Arrangement, Block, Piece
 from dnn2gp.features.blocks.rows import CACHED, Rows, add_squares
 from dnn2gp.support.memory import chunks
 

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.features.blocks.arrangement import Arrangement
-from dnn2gp.features.blocks.base import Block, Piece
+from dnn2gp.features.blocks.base import Arrangement, Block, Piece
 
 
 @final

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features.budget.peak import MORE, Peak
-from dnn2gp.features.budget.work import MADE, MemoryTrial, Work
-from dnn2gp.features.cotangents import Cotangents
+from dnn2gp.features.budget.plan import MADE, MemoryTrial, Work
+from dnn2gp.features.checks import Cotangents
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.knowledge import Knowledge
 from dnn2gp.network.inputs import Inputs, differentiable, leaves, num_examples, take
@@ -21,7 +21,7 @@ from dnn2gp.support.memory import chunks, default_budget, require, room
 from dnn2gp.support.progress import track
 
 # The most examples of a chunk.
-_CHUNK = 200
+_CHUNK = 256
 # The most rows per example with which memory is measured, and the share of the budget that their factors may have: two
 # and three examples, and as much again while they are made.
 _ROWS_MEASURED = 32
@@ -86,7 +86,7 @@ class Chunked(ABC):
         require(least, budget, what, FEWER)  # before anything is tried
         need = self.need(inputs, rows, work).plus(fixed, extra)
         require(need(self.fewest), budget, what, FEWER)
-        return max(1, min(num_examples(inputs), need.most(room(budget)), self.fast_chunk(inputs, rows)))
+        return max(1, min(num_examples(inputs), need.most(room(budget)), self.streamed_chunk(inputs, rows)))
 
     def need(self, inputs: Inputs, num_rows: int, work: Work = MADE) -> Peak:
         """The memory that n examples need while their factors with R rows are made and used."""
@@ -141,6 +141,10 @@ class Chunked(ABC):
     def fast_chunk(self, inputs: Inputs, num_rows: int) -> int:
         """The most examples that are computed at once: more would not be faster, and caches would overflow."""
         return _CHUNK
+
+    def streamed_chunk(self, inputs: Inputs, num_rows: int) -> int:
+        """The same for a computation that goes through the examples once and meets no other examples meanwhile."""
+        return self.fast_chunk(inputs, num_rows)
 
     def _factors(
         self, inputs: Inputs, work: Work, cotangents: Cotangents | None = None, *, fixed: int = 0, extra: int = 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.features.budget.work import MemoryTrial
-from dnn2gp.features.cotangents import Cotangents, resolved
+from dnn2gp.features.budget.plan import MemoryTrial
+from dnn2gp.features.checks import Cotangents, resolved
 from dnn2gp.features.engines.network_features import NetworkFeatures
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.feature_map import FeatureMap

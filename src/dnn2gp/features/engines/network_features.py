@@ -13,10 +13,9 @@ from torch import Tensor
 
 from dnn2gp.features.budget.chunked import FEWER, form
 from dnn2gp.features.budget.peak import peak_of
-from dnn2gp.features.budget.work import MemoryTrial
+from dnn2gp.features.budget.plan import MemoryTrial
 from dnn2gp.features.checks import check_cotangents, check_vectors
-from dnn2gp.features.engines.attempts import attempt, close
-from dnn2gp.features.engines.plain_passes import curved, probe_vectors, pulled, pushed
+from dnn2gp.features.engines.plain_passes import attempt, close, curved, probe_vectors, pulled, pushed
 from dnn2gp.features.feature_map import FeatureMap
 from dnn2gp.features.knowledge import Knowledge
 from dnn2gp.network import Network

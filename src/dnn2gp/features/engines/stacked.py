@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.features.checks import check_cotangents, check_vectors
-from dnn2gp.features.cotangents import Cotangents, resolved
+from dnn2gp.features.checks import Cotangents, check_cotangents, check_vectors, resolved
 from dnn2gp.features.engines.network_features import NetworkFeatures
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.feature_map import FeatureMap

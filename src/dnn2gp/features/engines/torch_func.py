@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.func import jacrev, vjp, vmap
 
 from dnn2gp.features.budget.chunked import form
-from dnn2gp.features.cotangents import Cotangents, resolved
-from dnn2gp.features.engines.attempts import attempt, close
+from dnn2gp.features.checks import Cotangents, resolved
 from dnn2gp.features.engines.network_features import NetworkFeatures
-from dnn2gp.features.engines.plain_passes import probe_vectors, pull, pulled
+from dnn2gp.features.engines.plain_passes import attempt, close, probe_vectors, pull, pulled
 from dnn2gp.features.factors import Factors
 from dnn2gp.network.inputs import Inputs, differentiable, map_inputs, num_examples, take
 

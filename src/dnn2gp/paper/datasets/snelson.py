@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.paper.datasets.download import check, fetch, missing
-from dnn2gp.paper.datasets.folder import cache_folder, find
+from dnn2gp.paper.datasets.folder import cache_folder, check, fetch, find, missing
 from dnn2gp.support.errors import FileFormatError
 from dnn2gp.support.files import write_bytes
 

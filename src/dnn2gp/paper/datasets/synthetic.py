@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.paper.datasets.arrays import read_arrays
-from dnn2gp.paper.datasets.folder import find
+from dnn2gp.paper.datasets.folder import find, read_arrays
 from dnn2gp.support.errors import InputError
 
 FILE = "synthetic_regression.npz"

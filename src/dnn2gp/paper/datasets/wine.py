@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dnn2gp.paper.datasets.arrays import read_arrays
-from dnn2gp.paper.datasets.download import check, fetch
-from dnn2gp.paper.datasets.folder import cache_folder, find
+from dnn2gp.paper.datasets.folder import cache_folder, check, fetch, find, read_arrays
 from dnn2gp.paper.datasets.synthetic import Draws
 from dnn2gp.support.errors import FileFormatError, InputError
 from dnn2gp.support.files import write_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from dnn2gp.paper.figure_kind import FigureKind
+from dnn2gp.paper.figure import FigureKind
 
 
 def all_figures() -> dict[str, FigureKind]:

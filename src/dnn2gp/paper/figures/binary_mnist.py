@@ -7,10 +7,10 @@ from functools import partial
 import numpy as np
 
 from dnn2gp.paper import image_figures
-from dnn2gp.paper.figure_kind import Arrays, FigureKind
+from dnn2gp.paper.figure import Arrays, FigureKind
 from dnn2gp.paper.image_networks import VI, ImagesConfig
-from dnn2gp.plots.correlations import correlations
-from dnn2gp.plots.report.claim import Claim
+from dnn2gp.plots.matrices import correlations
+from dnn2gp.plots.report.section import Claim
 
 
 def claims(arrays: Arrays, config: ImagesConfig) -> tuple[Claim, ...]:

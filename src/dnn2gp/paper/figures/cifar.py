@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import partial
 
 from dnn2gp.paper import image_figures
-from dnn2gp.paper.figure_kind import Arrays, FigureKind
+from dnn2gp.paper.figure import Arrays, FigureKind
 from dnn2gp.paper.image_figures import accuracy_claim, kernel_claim, posterior_mean_claim
 from dnn2gp.paper.image_networks import LAPLACE, WORDS, ImagesConfig
-from dnn2gp.plots.report.claim import Claim
+from dnn2gp.plots.report.section import Claim
 
 
 def claims(arrays: Arrays, config: ImagesConfig) -> tuple[Claim, ...]:

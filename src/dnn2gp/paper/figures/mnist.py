@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from dnn2gp.paper import image_figures
-from dnn2gp.paper.figure_kind import Arrays, FigureKind
-from dnn2gp.paper.figure_result import written
+from dnn2gp.paper.figure import Arrays, FigureKind, written
 from dnn2gp.paper.image_figures import accuracy_claim, kernel_claim, posterior_mean_claim
 from dnn2gp.paper.image_networks import LAPLACE, VI, ImagesConfig
-from dnn2gp.plots.correlations import correlations
-from dnn2gp.plots.report.claim import Claim
+from dnn2gp.plots.matrices import correlations
+from dnn2gp.plots.report.section import Claim
 
 # Correlations above this one are counted as noise around 0.
 _NEGATIVE = -0.05

@@ -12,14 +12,13 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
 
 from dnn2gp.paper.datasets import load_images
-from dnn2gp.paper.figure_kind import Arrays, Drawings, FigureKind, Findings, Workspace
-from dnn2gp.paper.figure_result import FigureResult
+from dnn2gp.paper.figure import Arrays, Drawings, FigureKind, FigureResult, Findings, Workspace
 from dnn2gp.paper.image_figures import kernel_map, methods_in
 from dnn2gp.paper.image_networks import LAPLACE, VI, WORDS, ImagesConfig, NetworkGP, load, pictures, trained_gp
 from dnn2gp.plots.matrices import kernel_matrix
 from dnn2gp.plots.outliers import Roc, outliers
 from dnn2gp.plots.report import Examples, InteractiveMap
-from dnn2gp.plots.report.claim import Claim
+from dnn2gp.plots.report.section import Claim
 from dnn2gp.support.progress import track
 
 SCORES = {

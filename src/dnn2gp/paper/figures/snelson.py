@@ -19,12 +19,10 @@ from dnn2gp.likelihoods import GaussianLikelihood
 from dnn2gp.network.mlp import mlp
 from dnn2gp.paper.datasets import load_snelson
 from dnn2gp.paper.datasets.snelson import SnelsonData
-from dnn2gp.paper.figure_kind import Arrays, Drawings, FigureKind, Findings, Workspace
-from dnn2gp.paper.figure_result import FigureResult
-from dnn2gp.paper.minima import train_restarts
-from dnn2gp.paper.vogn_settings import VognSettings
+from dnn2gp.paper.figure import Arrays, Drawings, FigureKind, FigureResult, Findings, Workspace
+from dnn2gp.paper.small_networks import VognSettings, train_restarts
 from dnn2gp.plots.bands import Band, band_panels
-from dnn2gp.plots.report.claim import Claim
+from dnn2gp.plots.report.section import Claim
 from dnn2gp.support.errors import NotAMinimumWarning
 from dnn2gp.support.progress import track
 from dnn2gp.tune.ensemble import write_weights

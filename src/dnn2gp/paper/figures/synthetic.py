@@ -13,18 +13,26 @@ from dnn2gp.evidence.tuning_result import EVIDENCE, TuningResult
 from dnn2gp.gp.convert import convert
 from dnn2gp.likelihoods import GaussianLikelihood
 from dnn2gp.network.mlp import mlp
-from dnn2gp.paper.batched_training import vogn
-from dnn2gp.paper.curve_summaries import Stars, curve_arrays, curve_panel
+from dnn2gp.paper.batched_vogn import vogn
 from dnn2gp.paper.datasets import synthetic_draws
 from dnn2gp.paper.datasets.synthetic import PAPERS
-from dnn2gp.paper.evidence_curves import Members, Point, Values, evidence_curve, first_seeds, laplace_values
-from dnn2gp.paper.figure_kind import Arrays, Drawings, FigureKind, Findings, Workspace
-from dnn2gp.paper.figure_result import FigureResult, written
+from dnn2gp.paper.evidence_curves import (
+    Members,
+    Point,
+    Stars,
+    Values,
+    curve_arrays,
+    curve_panel,
+    evidence_curve,
+    first_seeds,
+    laplace_values,
+)
+from dnn2gp.paper.figure import Arrays, Drawings, FigureKind, FigureResult, Findings, Workspace, written
 from dnn2gp.paper.published_curves import SYNTHETIC, error_claim, evidence_claim
-from dnn2gp.paper.vogn_settings import VognSettings
+from dnn2gp.paper.small_networks import VognSettings
 from dnn2gp.plots.bands import Band
-from dnn2gp.plots.report.claim import Claim
-from dnn2gp.plots.tuning_panels import fits_and_panels
+from dnn2gp.plots.report.section import Claim
+from dnn2gp.plots.tuning import fits_and_panels
 from dnn2gp.tune.ensemble import Ensemble, initial_weights, seeded, write_weights
 from dnn2gp.tune.minimise import minimise
 from dnn2gp.weights.gaussian import Gaussian

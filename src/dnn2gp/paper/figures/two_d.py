@@ -12,12 +12,10 @@ from dnn2gp.gp.convert import convert
 from dnn2gp.likelihoods import BernoulliLikelihood
 from dnn2gp.network.mlp import mlp
 from dnn2gp.paper.datasets import bent_clouds
-from dnn2gp.paper.figure_kind import Arrays, Drawings, FigureKind, Findings, Workspace
-from dnn2gp.paper.figure_result import FigureResult, written
-from dnn2gp.paper.minima import train_restarts
-from dnn2gp.paper.plane import plane_grid
+from dnn2gp.paper.figure import Arrays, Drawings, FigureKind, FigureResult, Findings, Workspace, written
+from dnn2gp.paper.small_networks import plane_grid, train_restarts
 from dnn2gp.plots.features import network_as_gp
-from dnn2gp.plots.report.claim import Claim
+from dnn2gp.plots.report.section import Claim
 from dnn2gp.tune.ensemble import read_weights
 
 _POINTS = "ABCD"

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from dnn2gp.features import LayerwiseFeatures
 from dnn2gp.network import Network
-from dnn2gp.paper.figure_kind import Arrays, Drawings, FigureKind, Findings, Workspace
-from dnn2gp.paper.figure_result import FigureResult, written
-from dnn2gp.paper.networks.erf import ErfNetwork, infinite_kernel
-from dnn2gp.plots.report.claim import Claim
+from dnn2gp.paper.figure import Arrays, Drawings, FigureKind, FigureResult, Findings, Workspace, written
+from dnn2gp.paper.networks import ErfNetwork, infinite_kernel
+from dnn2gp.plots.report.section import Claim
 from dnn2gp.plots.widths import widths
 from dnn2gp.support.progress import track
 from dnn2gp.weights.priors import expand_precision

@@ -10,16 +10,14 @@ from torch import Tensor, nn
 
 from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.network.mlp import mlp
-from dnn2gp.paper.batched_training import adam
-from dnn2gp.paper.curve_summaries import Stars, curve_arrays, curve_panel
+from dnn2gp.paper.batched_vogn import adam
 from dnn2gp.paper.datasets import wine_splits
 from dnn2gp.paper.datasets.wine import PAPERS
-from dnn2gp.paper.evidence_curves import Build, Point, evidence_curve, laplace_values
-from dnn2gp.paper.figure_kind import Arrays, Drawings, FigureKind, Findings, Workspace
-from dnn2gp.paper.figure_result import FigureResult, written
+from dnn2gp.paper.evidence_curves import Build, Point, Stars, curve_arrays, curve_panel, evidence_curve, laplace_values
+from dnn2gp.paper.figure import Arrays, Drawings, FigureKind, FigureResult, Findings, Workspace, written
 from dnn2gp.paper.published_curves import WINE, error_claim, evidence_claim
-from dnn2gp.plots.report.claim import Claim
-from dnn2gp.plots.tuning_panels import tuning_panels
+from dnn2gp.plots.report.section import Claim
+from dnn2gp.plots.tuning import tuning_panels
 from dnn2gp.support.errors import InputError
 from dnn2gp.tune.ensemble import Ensemble
 

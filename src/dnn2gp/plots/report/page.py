@@ -10,8 +10,7 @@ import numpy as np
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from dnn2gp.plots.report.maps import class_colours, examples_data, map_data
-from dnn2gp.plots.report.orders import NAMES
+from dnn2gp.plots.report.maps import NAMES, class_colours, examples_data, map_data
 from dnn2gp.plots.report.section import Examples, InteractiveMap, Section
 from dnn2gp.plots.report.stills import STILL_DPI, still
 from dnn2gp.plots.report.template import duration, image, render

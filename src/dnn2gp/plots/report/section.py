@@ -1,4 +1,4 @@
-"""The parts of a report: examples, interactive maps of them, and sections with pictures and claims."""
+"""The parts of a report: examples, interactive maps of them, claims, and sections with pictures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from dnn2gp.plots.report.claim import Claim
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper, and what was measured."""
+
+    what: str
+    paper: str
+    measured: str
+    holds: bool | None
+    """None if it cannot be judged."""
+
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _ROUNDING = 1e-4  # probabilities in float32 may slightly exceed 1

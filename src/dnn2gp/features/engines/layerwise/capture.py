@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
+from dnn2gp.features.engines.layerwise.places import FlatWeights
 from dnn2gp.features.engines.layerwise.rules import Rules, Use
-from dnn2gp.features.engines.layerwise.weights import FlatWeights
 
 _RELU = frozenset({torch.relu, F.relu, Tensor.relu})
 _MAX_POOL = frozenset({F.max_pool1d, F.max_pool2d, F.max_pool3d})
@@ -40,6 +41,8 @@ class UseRecorder(TorchFunctionMode):
         self._versions: list[tuple[Tensor, int]] = []
         self._relu: tuple[Tensor, int, Tensor, int] | None = None
         """The output and input of the last ReLU, with their versions."""
+        self._poolings: list[tuple[Tensor, Tensor, Tensor]] = []
+        """z, max_pool(z) and the positions that it chose, of every max-pooling."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple = (), kwargs: dict | None = None
@@ -72,11 +75,34 @@ class UseRecorder(TorchFunctionMode):
         if func in _MAX_POOL and not kwargs.get("return_indices"):
             before = self._before_relu(args)
             if before is not None:
-                return torch.relu(func(before, *args[1:], **kwargs))
+                return torch.relu(self._max_pooled(func, (before, *args[1:]), kwargs))
+            return self._max_pooled(func, args, kwargs)
         output = func(*args, **kwargs)
         if func in _RELU and len(args) == 1 and output is not args[0]:
             self._relu = (output, output._version, args[0], args[0]._version)
         return output
+
+    def _max_pooled(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+        """max_pool(z), whose choice of positions is remembered if z is the output of a use."""
+        if not args or not any(edge.node is args[0].grad_fn for _, edge in self.uses):
+            return func(*args, **kwargs)
+        pooled, indices = func(*args, **{**kwargs, "return_indices": True})
+        self._poolings.append((args[0], pooled, indices))
+        return pooled
+
+    def end(self, outputs: Tensor) -> None:
+        """The forward pass has ended: uses whose output goes into a max-pooling and nowhere else are told so."""
+        if not self._poolings or outputs.grad_fn is None:
+            return
+        readers = _readers(outputs.grad_fn)
+        for z, pooled, indices in self._poolings:
+            edge = get_gradient_edge(z)
+            if _leads_only_to(pooled.grad_fn, edge.node, readers):
+                after = get_gradient_edge(pooled)
+                self.uses = [
+                    (use.pooled(indices, after) if own.node is edge.node else use, own) for use, own in self.uses
+                ]
+        self._poolings = []
 
     def _before_relu(self, args: tuple) -> Tensor | None:
         """z, if the first argument is relu(z) and neither was changed in place since."""
@@ -187,6 +213,30 @@ class _Stack:
         assert self.values is not None
         self.parts.append(self.use.condensed(self.values[: self.filled]))
         self.filled = 0
+
+
+def _readers(node: Node) -> dict[Node, list[Node]]:
+    """For each node of the graph below this one, the nodes that read its results, once for each time they do."""
+    readers: dict[Node, list[Node]] = defaultdict(list)
+    seen, waiting = {node}, [node]
+    while waiting:
+        reader = waiting.pop()
+        for below, _ in reader.next_functions:
+            if below is not None:
+                readers[below].append(reader)
+                if below not in seen:
+                    seen.add(below)
+                    waiting.append(below)
+    return readers
+
+
+def _leads_only_to(top: Node | None, node: Node, readers: dict[Node, list[Node]]) -> bool:
+    """Whether the results of a node are read once, by one node after another, up to `top`."""
+    while node is not top:
+        if len(readers[node]) != 1:
+            return False
+        (node,) = readers[node]
+    return True
 
 
 _BY_VALUE = {"index_select", "gather", "masked_select", "nonzero", "sort", "argsort", "topk", "take_along_dim", "take"}

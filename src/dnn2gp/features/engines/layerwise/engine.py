@@ -18,12 +18,10 @@ from torch import Tensor
 
 from dnn2gp.features.blocks import Block, Rows
 from dnn2gp.features.budget.chunked import form
-from dnn2gp.features.budget.size import BlockSize
-from dnn2gp.features.budget.work import MemoryTrial
-from dnn2gp.features.cotangents import Cotangents, identity, resolved
+from dnn2gp.features.budget.plan import BlockSize, MemoryTrial
+from dnn2gp.features.checks import Cotangents, identity, resolved
 from dnn2gp.features.engines.layerwise.learning import Learner, disagreeing
-from dnn2gp.features.engines.layerwise.merging import merged
-from dnn2gp.features.engines.layerwise.recording import Recording
+from dnn2gp.features.engines.layerwise.recording import Recording, merged
 from dnn2gp.features.engines.layerwise.uses import Uses
 from dnn2gp.features.engines.network_features import NetworkFeatures
 from dnn2gp.features.engines.torch_func import JacobianFeatures
@@ -31,6 +29,10 @@ from dnn2gp.features.factors import Factors
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, num_examples, take
 from dnn2gp.support.errors import FallbackWarning, NetworkError, warn_user
+
+# The most numbers in the largest temporary tensors of a chunk. What a chunk allocates is freed together; where that is
+# more than about 64 MiB, malloc gives it back to the system and the next chunk pays for page faults.
+_NUMBERS = 9 << 20
 
 _measuring: ContextVar[bool] = ContextVar("dnn2gp_measuring", default=False)
 """Whether factors are made only to measure their memory."""
@@ -123,12 +125,16 @@ class LayerwiseFeatures(NetworkFeatures):
             _measuring.reset(token)
 
     def fast_chunk(self, inputs: Inputs, num_rows: int) -> int:
-        """So many that the gradients of one activation for all rows, or the patches of one convolution, have about 8
-        million numbers."""
+        """So many that the gradients of one activation for all rows, or the patches of one convolution, stay small."""
         uses = self.uses(inputs)
         patches = max((size.a for size in uses.sizes), default=0)
         numbers = max(1, num_rows * uses.largest, patches)
-        return max(8, min(super().fast_chunk(inputs, num_rows), (1 << 23) // numbers))
+        return max(8, min(super().fast_chunk(inputs, num_rows), _NUMBERS // numbers))
+
+    def streamed_chunk(self, inputs: Inputs, num_rows: int) -> int:
+        """So many that the inputs of all layers, patches included, stay small."""
+        numbers = max(1, sum(size.a for size in self.uses(inputs).sizes))
+        return max(8, min(self.fast_chunk(inputs, num_rows), _NUMBERS // numbers))
 
     def pair_operations(self, inputs: Inputs, left_rows: int, right_rows: int, *, trace: bool = False) -> float:
         uses = self.uses(inputs)

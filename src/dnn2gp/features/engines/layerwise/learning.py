@@ -9,12 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.features.engines.attempts import attempt
-from dnn2gp.features.engines.layerwise.merging import merged
-from dnn2gp.features.engines.layerwise.recording import Recording
+from dnn2gp.features.engines.layerwise.places import storage_pointer
+from dnn2gp.features.engines.layerwise.recording import Recording, merged
 from dnn2gp.features.engines.layerwise.uses import Uses, find_uses
-from dnn2gp.features.engines.plain_passes import pulled
-from dnn2gp.features.engines.pointer import storage_pointer
+from dnn2gp.features.engines.plain_passes import attempt, pulled
 from dnn2gp.features.factors import Factors
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, map_inputs, num_examples, take

@@ -1,4 +1,7 @@
-"""A recorded forward pass, and the blocks of the Jacobian that its backward passes give."""
+"""A recorded forward pass, and the blocks of the Jacobian that its backward passes give.
+
+A weight that is used several times gets one block, the sum of the Jacobians of its uses.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,77 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from dnn2gp.features.blocks import Block
+from dnn2gp.features.blocks import Block, Lookup, Outer, Rows
 from dnn2gp.features.engines.layerwise.capture import UseRecorder, gradients
+from dnn2gp.features.engines.layerwise.places import FlatWeights
 from dnn2gp.features.engines.layerwise.rules import Use
 from dnn2gp.features.engines.layerwise.uses import Uses
-from dnn2gp.features.engines.layerwise.weights import FlatWeights
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, differentiable, num_examples
 from dnn2gp.support.errors import NetworkError
+
+
+def merged(blocks: Sequence[Block]) -> list[Block]:
+    """Blocks that do not overlap, in the order of w, each the sum of the given blocks that share weights."""
+    groups: list[list[Block]] = []
+    for block in blocks:
+        touching = [group for group in groups if any(_overlap(block, other) for other in group)]
+        groups = [group for group in groups if group not in touching]
+        groups.append([other for group in touching for other in group] + [block])
+    return [_sum(group) for group in sorted(groups, key=lambda group: group[0].parts[0].start)]
+
+
+def _overlap(left: Block, right: Block) -> bool:
+    return any(a.start < b.stop and b.start < a.stop for a in left.parts for b in right.parts)
+
+
+def _sum(group: list[Block]) -> Block:
+    """The sum of the uses: outer products or lookups with more positions, otherwise a sum of rows."""
+    first = group[0]
+    if len(group) == 1:
+        return first
+    if all(block.parts == first.parts for block in group):
+        outers = [block for block in group if isinstance(block, Outer)]
+        if len(outers) == len(group) and all(
+            block.arrangement.transposed == outers[0].arrangement.transposed for block in outers
+        ):
+            factors = torch.cat([o.A for o in outers], 2), torch.cat([o.G for o in outers], 3)
+            return outers[0].with_factors(*factors)
+        lookups = [block for block in group if isinstance(block, Lookup)]
+        if len(lookups) == len(group):
+            index, G = torch.cat([block.index for block in lookups], 1), torch.cat([block.G for block in lookups], 2)
+            return Lookup(index, G, first.parts, lookups[0].num_entries)
+    return _summed_rows(group)
+
+
+def _summed_rows(group: list[Block]) -> Rows:
+    parts = _union([part for block in group for part in block.parts])
+    starts, place = {}, 0
+    for part in parts:
+        starts[part.start] = place
+        place += part.stop - part.start
+    first = group[0]
+    total = first.tensors()[-1].new_zeros(first.num_examples, first.num_rows, place)
+    for block in group:
+        for part, piece in zip(
+            block.parts, block.rows().split([p.stop - p.start for p in block.parts], -1), strict=True
+        ):
+            home = next(whole for whole in parts if whole.start <= part.start < whole.stop)
+            start = starts[home.start] + part.start - home.start
+            total[..., start : start + part.stop - part.start] += piece
+    return Rows(total, parts)
+
+
+def _union(parts: list[slice]) -> tuple[slice, ...]:
+    """The sorted union of these ranges."""
+    result: list[slice] = []
+    for part in sorted(parts, key=lambda part: part.start):
+        if result and part.start < result[-1].stop:
+            result[-1] = slice(result[-1].start, max(result[-1].stop, part.stop))
+        else:
+            result.append(part)
+    return tuple(result)
+
 
 # Numbers that an example's factors must have for one backward pass per cotangent to be worth its overhead.
 _WORTH_A_PASS = 1 << 12
@@ -46,6 +112,7 @@ class Recording:
             recorder = UseRecorder(FlatWeights(flat), keep_graph=graph)
             with recorder:
                 outputs = network(flat, inputs)
+            recorder.end(outputs)
         if recorder.changed():
             raise NetworkError(
                 "The network changes a tensor in place after a layer has used it, so the layer has no derivative. "
@@ -67,7 +134,8 @@ class Recording:
         """UᵀJ by one block per use, in the order of the forward pass. The graph of the pass is freed."""
         chosen = self.matched(uses)
         if not apart and not self.graph:
-            chosen = [(use.summed(), edge) for use, edge in chosen]
+            summed = [(use.summed(len(columns)), edge) for use, edge in chosen]
+            chosen = [(use, use.edge or edge) for use, edge in summed]
         batched = uses.batched and not self.graph and uses.numbers < _WORTH_A_PASS
         found = gradients(self.outputs, chosen, columns, batched=batched, create_graph=self.graph)
         with torch.set_grad_enabled(self.graph):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from dnn2gp.features.budget.size import BlockSize
-from dnn2gp.features.engines.layerwise.batching import BatchAxis, find_batch_axis
+from dnn2gp.features.budget.plan import BlockSize
 from dnn2gp.features.engines.layerwise.capture import UseRecorder
+from dnn2gp.features.engines.layerwise.places import BatchAxis, find_batch_axis
 from dnn2gp.features.engines.layerwise.rules import Use
 
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from dnn2gp.features.blocks import Block
-from dnn2gp.features.engines.layerwise.batching import BatchAxis
-from dnn2gp.features.engines.layerwise.weights import FlatWeights
+from dnn2gp.features.engines.layerwise.places import BatchAxis, FlatWeights
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,18 @@ class Use(ABC):
     def kept(self) -> Tensor | None:
         """The tensor of the network that is kept and must not be changed in place meanwhile."""
 
-    def summed(self) -> Use:
-        """The same use in a form that needs no gradients at all positions for every cotangent, if there is one."""
+    def summed(self, num_rows: int) -> Use:
+        """The same use in a form that needs fewer gradients for each of R cotangents, if there is one."""
+        return self
+
+    @property
+    def edge(self) -> GradientEdge | None:
+        """Where this use takes its gradients, if not at the output of its call."""
+        return None
+
+    def pooled(self, indices: Tensor, edge: GradientEdge) -> Use:
+        """The same use where the network goes on with max_pool(z) alone: which positions of z were chosen, and where
+        the gradient with respect to the result is."""
         return self
 
     def condensed(self, gradients: Float[Tensor, "R ..."]) -> Float[Tensor, "R ..."]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from dnn2gp.features.blocks import Arrangement, Block, Outer, Rows
-from dnn2gp.features.engines.layerwise.batching import BatchAxis
+from dnn2gp.features.blocks.rows import CACHED
+from dnn2gp.features.engines.layerwise.places import BatchAxis, FlatWeights
 from dnn2gp.features.engines.layerwise.rules.base import Use, argument, rule
 from dnn2gp.features.engines.layerwise.rules.elementwise import Broadcast
-from dnn2gp.features.engines.layerwise.weights import FlatWeights
+from dnn2gp.support.memory import chunks
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,37 @@ _MANY_POSITIONS = 8
 _GRADIENTS_KEPT = 4
 
 
+# Operations that the choice of positions by a max-pooling must save for each patch that is copied.
+_WORTH_A_COPY = 16
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """max_pool(z): the position in z of each entry of the result, and where the gradient of the result is."""
+
+    indices: Int[Tensor, "B O *windows"]
+    edge: GradientEdge
+
+
 @dataclass(frozen=True, eq=False)
 class ConvolutionUse(_PatchUse):
     """z[:, l] = W patch_l + b: ∂f/∂W = Σ_l g_l patch_lᵀ, group by group."""
 
-    def summed(self) -> Use:
+    pooling: Pooling | None = None
+
+    def pooled(self, indices: Int[Tensor, "B O *windows"], edge: GradientEdge) -> ConvolutionUse:
+        return replace(self, pooling=Pooling(indices, edge))
+
+    def summed(self, num_rows: int) -> Use:
         """The sums over positions, if there are many positions for a small patch."""
         space, channels = self.output_shape[2:], self.x.shape[1]
         if self.geometry.groups > 1 or _MANY_POSITIONS * channels * prod(self.geometry.kernel) > prod(space):
             return self
+        if self.pooling is not None:
+            windows = self.pooling.indices[0, 0].numel()
+            if num_rows * (prod(space) - windows) > _WORTH_A_COPY * windows:
+                shape = tuple(self.pooling.indices.shape)
+                return PooledConvolutionUse(self.parts, shape, self.x, self.geometry, space, self.pooling)
         patches = self.geometry.patches(self.x, space, bias=len(self.parts) == 2).squeeze(1)
         return SummedConvolutionUse(self.parts, self.output_shape, self.x, self.geometry, patches)
 
@@ -129,11 +153,52 @@ class SummedConvolutionUse(_PatchUse):
         return (G.flatten(1, 2) @ self.patches.mT).unflatten(1, G.shape[1:3]).transpose(0, 1)
 
     def block(self, gradients: Float[Tensor, "R B O i"], examples: BatchAxis, num_examples: int) -> Rows:
-        """The rows, summed over whatever else the first axis counts."""
-        rows = examples.moved(gradients.transpose(0, 1), num_examples, 0, 1)  # n c R o i
-        rows = rows.squeeze(1) if rows.shape[1] == 1 else rows.sum(1)
-        arrangement = Arrangement(rows.shape[2], rows.shape[3], len(self.parts) == 2)
-        return Rows(rows.flatten(2), self.parts, arrangement=arrangement)
+        return _summed_rows(gradients, self.parts, examples, num_examples)
+
+
+@dataclass(frozen=True, eq=False)
+class PooledConvolutionUse(_PatchUse):
+    """A convolution that only max_pool(z) depends on: ∂f/∂W_o = Σ_w g_ow patch_{l(o, w)}ᵀ.
+
+    Of all positions l of channel o, only those l(o, w) that the pooling chose for its windows w have a derivative, so
+    that gradients are needed for each window instead of each position.
+    """
+
+    space: tuple[int, ...]
+    pooling: Pooling
+
+    cotangent_axis: ClassVar[int] = 2
+
+    @property
+    def edge(self) -> GradientEdge:
+        return self.pooling.edge
+
+    def condensed(self, gradients: Float[Tensor, "R B O *windows"]) -> Float[Tensor, "R B O i"]:
+        """Σ_w g_ow patch_{l(o, w)}ᵀ, a few examples at a time."""
+        bias, positions = len(self.parts) == 2, prod(self.space)
+        G, indices = gradients.flatten(3).permute(1, 2, 0, 3), self.pooling.indices.flatten(2)
+        (B, O, R, W), i = G.shape, self.x.shape[1] * prod(self.geometry.kernel) + bias
+        rows = gradients.new_empty(B, O, R, i)
+        for part in chunks(B, max(1, CACHED // (O * W * i))):
+            patches = self.geometry.patches(self.x[part], self.space, bias=bias).squeeze(1).mT.flatten(0, 1)
+            own = indices[part]
+            first = torch.arange(0, len(patches), positions, device=own.device)  # the first patch of each example
+            chosen = patches.index_select(0, (own + first.view(-1, 1, 1)).flatten()).view(-1, W, i)
+            torch.bmm(G[part].reshape(-1, R, W), chosen, out=rows[part].view(-1, R, i))
+        return rows.permute(2, 0, 1, 3)
+
+    def block(self, gradients: Float[Tensor, "R B O i"], examples: BatchAxis, num_examples: int) -> Rows:
+        return _summed_rows(gradients, self.parts, examples, num_examples)
+
+
+def _summed_rows(
+    gradients: Float[Tensor, "R B O i"], parts: tuple[slice, ...], examples: BatchAxis, num_examples: int
+) -> Rows:
+    """The rows, summed over whatever else the first axis counts."""
+    rows = examples.moved(gradients.transpose(0, 1), num_examples, 0, 1)  # n c R o i
+    rows = rows.squeeze(1) if rows.shape[1] == 1 else rows.sum(1)
+    arrangement = Arrangement(rows.shape[2], rows.shape[3], len(parts) == 2)
+    return Rows(rows.flatten(2), parts, arrangement=arrangement)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dnn2gp.features.blocks import Block, Lookup
-from dnn2gp.features.engines.layerwise.batching import BatchAxis
+from dnn2gp.features.engines.layerwise.places import BatchAxis, FlatWeights
 from dnn2gp.features.engines.layerwise.rules.base import Use, argument, rule
-from dnn2gp.features.engines.layerwise.weights import FlatWeights
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features.blocks import Block, Outer
-from dnn2gp.features.engines.layerwise.batching import BatchAxis
+from dnn2gp.features.engines.layerwise.places import BatchAxis, FlatWeights
 from dnn2gp.features.engines.layerwise.rules.base import Use, argument, rule
 from dnn2gp.features.engines.layerwise.rules.elementwise import Broadcast
-from dnn2gp.features.engines.layerwise.weights import FlatWeights
 
 
 @dataclass(frozen=True, eq=False)

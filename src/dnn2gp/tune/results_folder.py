@@ -1,13 +1,46 @@
-"""The purpose of a results folder, stored with it, so that different work is not resumed there."""
+"""A results folder: the purpose that it was started for, and a lock that the operating system releases after a kill."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from dnn2gp.support.errors import InputError, OtherWorkError
 from dnn2gp.support.files import write_text
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock on the file `path`, which is created if necessary, inside the block."""
+    with path.open("ab") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield  # closing the file releases it
+            return
+        _wait_on_windows(file.fileno())
+        yield
+
+
+def _wait_on_windows(file: int) -> None:
+    import msvcrt
+
+    while True:
+        try:
+            os.lseek(file, 0, os.SEEK_SET)
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)  # pyright: ignore[reportAttributeAccessIssue]
+            return
+        except OSError:
+            time.sleep(0.05)
+
 
 _FILE = "purpose.json"
 

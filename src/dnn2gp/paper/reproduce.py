@@ -1,7 +1,8 @@
-"""The runner: computes the figures in turn, saves each result when it is finished, and writes one report."""
+"""`dnn2gp reproduce`: computes the figures in turn, saves each result when it is finished, and writes one report."""
 
 from __future__ import annotations
 
+import io
 import shutil
 import warnings
 from collections.abc import Sequence
@@ -9,18 +10,74 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from rich.console import Console
+from rich.table import Table
 from safetensors.numpy import save as save_tensors
 
-from dnn2gp.paper.figure_kind import PRESETS, FigureKind, Workspace
-from dnn2gp.paper.figure_result import FigureResult, plain
+from dnn2gp.paper.figure import PRESETS, FigureKind, FigureResult, Workspace, plain
 from dnn2gp.paper.figures import all_figures
-from dnn2gp.paper.reproduce.pages import claims_table, section, summary
 from dnn2gp.plots.report import Section, html
-from dnn2gp.plots.report.claim import Claim
+from dnn2gp.plots.report.section import Claim
+from dnn2gp.plots.style import DPI
 from dnn2gp.support.errors import EXPECTED, FileFormatError, InputError, NotAMinimumWarning, OtherWorkError
 from dnn2gp.support.files import write_bytes, write_text
 from dnn2gp.support.progress import show_progress, waiting
+
+_VERDICTS = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "–"}
+
+
+def section(folder: Path, kind: FigureKind, result: FigureResult) -> Section:
+    """Write the pictures as PNG and PDF, and return the section of the report."""
+    pictures, files = {}, []
+    for suffix, figure in kind.draw(result).items():
+        name = "-".join(part for part in (kind.name, suffix) if part)
+        for file_kind in ("png", "pdf"):
+            content = _rendered(figure, file_kind)
+            write_bytes(folder / "pictures" / f"{name}.{file_kind}", content)
+            files.append(f"pictures/{name}.{file_kind}")
+            if file_kind == "png":
+                pictures[name] = content
+    files += [f"results/{kind.name}.{ending}" for ending in ("npz", "json")]
+    return Section(
+        name=kind.name,
+        title=kind.title,
+        caption=kind.caption,
+        pictures=pictures,
+        config=result.config,
+        seconds=result.seconds,
+        resumed=result.resumed,
+        claims=result.claims,
+        maps=kind.maps(result),
+        files=tuple(files),
+    )
+
+
+def _rendered(figure: Figure, kind: str) -> bytes:
+    """The file without its date, so that the same numbers give the same bytes."""
+    file = io.BytesIO()
+    figure.savefig(file, format=kind, dpi=DPI, metadata={"CreationDate": None} if kind == "pdf" else None)
+    return file.getvalue()
+
+
+def summary(result: FigureResult, earlier: bool) -> str:
+    """One line about a figure: its time, and how many of its claims hold."""
+    judged = [claim for claim in result.claims if claim.holds is not None]
+    hold = sum(bool(claim.holds) for claim in judged)
+    time = "from an earlier run" if earlier else f"{result.seconds:.0f} s"
+    return f"{time}; {hold} of {len(judged)} testable claims hold" if judged else time
+
+
+def claims_table(sections: Sequence[Section]) -> Table:
+    """What was measured; the report also quotes the paper."""
+    table = Table(title="Measured", caption="–: no verdict, because the paper gives no number")
+    for name in ("figure", "claim", "measured", "as in the paper"):
+        table.add_column(name, overflow="fold")
+    for own in sections:
+        for claim in own.claims:
+            table.add_row(own.name, claim.what, claim.measured, _VERDICTS[claim.holds])
+    return table
+
 
 _ALL, _SMOKE = "all", "smoke"
 _SMALL = "A small version of each figure, to see that everything works: far too small to judge the paper's claims."

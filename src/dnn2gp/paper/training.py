@@ -1,20 +1,24 @@
-"""A training with checkpoints that can be interrupted and resumed, and its scores on the test set."""
+"""`dnn2gp train`: train LeNet-5 by VOGN, OGN or Adam, interruptible and resumable, and score it on the test set."""
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import cos, pi
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import torch
 from jaxtyping import Float
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -23,11 +27,97 @@ from dnn2gp.likelihoods import CategoricalLikelihood
 from dnn2gp.optim.checkpoints import load_checkpoint, save_checkpoint
 from dnn2gp.optim.methods import OGN, VOGN
 from dnn2gp.optim.optimizer import OnlineNewtonOptimizer
-from dnn2gp.paper.datasets import Images
+from dnn2gp.paper.datasets import Images, load_images
 from dnn2gp.paper.networks import lenet5
-from dnn2gp.paper.training.config import TrainConfig
 from dnn2gp.support.errors import DivergedError, InputError
-from dnn2gp.support.progress import track
+from dnn2gp.support.files import write_text
+from dnn2gp.support.progress import show_progress, track
+from dnn2gp.weights.online_newton import check_positive, check_rate
+
+METHODS = ("vogn", "ogn", "adam")
+_RATES = {"vogn": 0.03, "ogn": 0.03, "adam": 1e-3}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training. The learning rate decays to a hundredth of its initial value, along a cosine."""
+
+    data: str = "mnist"
+    method: str = "vogn"
+    epochs: int = 20
+    batch_size: int = 128
+    lr: float | None = None
+    """β of VOGN and OGN, or Adam's rate; None: the default of the method."""
+    precision_lr: float | None = None
+    """β' of VOGN and OGN; None: 6 / steps, at most 1e-3.
+
+    A fraction (1 − β')^steps of the initial precision, e⁻⁶ or more, is left at the end; with many data it still counts.
+    """
+    prior_precision: float = 3.0
+    """δ of the summed loss; Adam gets the weight decay δ / N."""
+    initial_precision: float | None = None
+    """Σ_0⁻¹; None: N / (10 T)."""
+    temperature: float = 1.0
+    """T of a posterior ∝ p(D|w)^{1/T} p(w); below 1 for few data, where T = 1 stays near the prior."""
+    momentum: float = 0.9
+    num_samples: int = 1
+    networks: int = 30
+    """Networks w ~ q whose predictions are averaged."""
+    num_train: int | None = None
+    """Training examples; None: all."""
+    flip: bool = False
+    """Whether images are flipped left to right at random, for photographs."""
+    checkpoint_seconds: float = 20.0
+    seed: int = 0
+    out: Path = Path("dnn2gp-train")
+
+    @staticmethod
+    def preset(name: str) -> TrainConfig:
+        """`paper`, or `smoke`: a small training, to see that everything works."""
+        if name == "smoke":
+            return TrainConfig(
+                epochs=2, batch_size=32, num_train=200, networks=2, temperature=0.01, checkpoint_seconds=0.0
+            )
+        return TrainConfig()
+
+    @property
+    def rate(self) -> float:
+        """The initial learning rate."""
+        return _RATES[self.method] if self.lr is None else self.lr
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this method."""
+        return self.out / self.method
+
+    def with_method(self, method: str) -> TrainConfig:
+        """The same training by another method, with the default learning rate of that method."""
+        return replace(self, method=method, lr=None)
+
+    def check(self) -> None:
+        """Raise `InputError` for the first setting that is out of range."""
+        if self.method not in METHODS:
+            raise InputError(f"optimizer: expected one of {', '.join(METHODS)}; got {self.method!r}.")
+        for name in ("epochs", "batch_size", "num_samples", "networks"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected at least 1; got {getattr(self, name)}.")
+        if self.num_train is not None and self.num_train < self.batch_size:
+            raise InputError(f"batch_size: expected at most num_train = {self.num_train}; got {self.batch_size}.")
+        (check_positive if self.method == "adam" else check_rate)("lr", self.rate)
+        check_positive("temperature", self.temperature)
+        check_positive("prior_precision", self.prior_precision)
+        if self.initial_precision is not None:
+            check_positive("initial_precision", self.initial_precision)
+        if self.precision_lr is not None:
+            check_rate("precision_lr", self.precision_lr)
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum: expected a number in [0, 1); got {self.momentum}.")
+
+    def fingerprint(self) -> dict[str, object]:
+        """Everything that changes the result, which a checkpoint must agree with to be resumed."""
+        left_out = {"out", "checkpoint_seconds", "networks"}
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
 
 CHECKPOINT = "checkpoint.safetensors"
 # Test images that are evaluated at a time.
@@ -222,3 +312,69 @@ def interrupts_noted() -> Iterator[threading.Event]:
         yield noted
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """One score per way of predicting."""
+
+    scores: tuple[Score, ...]
+
+
+def run(
+    config: TrainConfig, console: Console | None = None, *, compare: tuple[str, ...] = (), resume: bool = False
+) -> TrainResult:
+    """Train by `config.method` and those in `compare`, for the same epochs; print a table, write results.json."""
+    console = console or Console()
+    if len({config.method, *compare}) != 1 + len(compare):
+        raise InputError(f"compare: expected methods other than {config.method}, once each; got {', '.join(compare)}.")
+    configs = [config, *(config.with_method(method) for method in compare)]
+    for each in configs:
+        each.check()
+        if not resume and (each.folder / CHECKPOINT).exists():
+            raise InputError(
+                f"{each.folder / CHECKPOINT} already exists, from another training. Continue it with --resume, or "
+                "choose another folder (--out)."
+            )
+    for each in configs:
+        try:
+            each.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"Cannot create the folder {each.folder}: {error.strerror}. Choose another (--out)."
+            ) from error
+    images = load_images(config.data)
+    scores: list[Score] = []
+    with show_progress():
+        for each in configs:
+            training = Training(each, images, resume=resume)
+            if resume and not training.path.exists():
+                console.print(f"{training.path} does not exist: {each.method} starts from the beginning.")
+            try:
+                training.run()
+            except KeyboardInterrupt:
+                console.print(f"Stopped. {training.path} holds the present state: continue with --resume.")
+                raise
+            scores += training.scores()
+    console.print(table(scores))
+    text = json.dumps({"scores": [asdict(score) for score in scores], "config": _plain(config)}, indent=2)
+    write_text(config.out / "results.json", text)
+    return TrainResult(tuple(scores))
+
+
+def table(scores: list[Score]) -> Table:
+    """One row per way of predicting."""
+    result = Table(title="Test set")
+    for name, justify in (("method", "left"), ("prediction", "left"), ("accuracy", "right"), ("NLL", "right")):
+        result.add_column(name, justify=justify)  # pyright: ignore[reportArgumentType]
+    result.add_column("ECE", justify="right")
+    result.add_column("training", justify="right")
+    for score in scores:
+        figures = f"{score.accuracy:.2%}", f"{score.nll:.4f}", f"{score.ece:.4f}", f"{score.seconds:.0f} s"
+        result.add_row(score.method, score.prediction, *figures)
+    return result
+
+
+def _plain(config: TrainConfig) -> dict[str, object]:
+    own = {name: str(value) if isinstance(value, Path) else value for name, value in vars(config).items()}
+    return {**own, "lr": config.rate}
