@@ -33,6 +33,8 @@ from dnn2gp.support.errors import FallbackWarning, NetworkError, warn_user
 # The most numbers in the largest temporary tensors of a chunk. What a chunk allocates is freed together; where that is
 # more than about 64 MiB, malloc gives it back to the system and the next chunk pays for page faults.
 _NUMBERS = 9 << 20
+# The fewest examples that are worth a pass, however large they are.
+_FEW = 8
 
 _measuring: ContextVar[bool] = ContextVar("dnn2gp_measuring", default=False)
 """Whether factors are made only to measure their memory."""
@@ -129,12 +131,12 @@ class LayerwiseFeatures(NetworkFeatures):
         uses = self.uses(inputs)
         patches = max((size.a for size in uses.sizes), default=0)
         numbers = max(1, num_rows * uses.largest, patches)
-        return max(8, min(super().fast_chunk(inputs, num_rows), _NUMBERS // numbers))
+        return min(super().fast_chunk(inputs, num_rows), max(_FEW, _NUMBERS // numbers))
 
     def streamed_chunk(self, inputs: Inputs, num_rows: int) -> int:
         """So many that the inputs of all layers, patches included, stay small."""
         numbers = max(1, sum(size.a for size in self.uses(inputs).sizes))
-        return max(8, min(self.fast_chunk(inputs, num_rows), _NUMBERS // numbers))
+        return min(self.fast_chunk(inputs, num_rows), max(_FEW, _NUMBERS // numbers))
 
     def pair_operations(self, inputs: Inputs, left_rows: int, right_rows: int, *, trace: bool = False) -> float:
         uses = self.uses(inputs)
