@@ -71,6 +71,7 @@ def convert(
     with show_progress(progress):
         function, inputs, targets = _prepared(network, data, likelihood, subset)
         jacobian = features(function, inputs, memory_budget=memory_budget)
+        function.check_company(inputs, jacobian.outputs)
 
         def expand(likelihood: Likelihood) -> Expansion:
             return expansion(jacobian, inputs, targets, likelihood)  # Eq. (5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from copy import copy
 from math import prod
@@ -38,9 +38,14 @@ from dnn2gp.support.errors import InputError, NetworkError
 from dnn2gp.support.randomness import USER_STATE, global_states_kept
 
 _BATCH_CAUSES = (
-    "Look for (a) batch normalisation with track_running_stats=False, (b) forward code that uses batch statistics; "
-    "such a network has no Jacobian per example."
+    "Look for (a) batch normalisation with track_running_stats=False, (b) recurrent layers or attention without "
+    "batch_first=True, (c) forward code that mixes examples, such as x.mean(0) or x - x[:1]; such a network has no "
+    "Jacobian per example."
 )
+
+
+# The most examples that are probed.
+_PROBED = 16
 
 
 class Network:
@@ -90,7 +95,7 @@ class Network:
             self._spread = _spreads(module, inputs)
             self._example = map_inputs(lambda leaf: leaf.detach().clone(), take(inputs, slice(0, 1)))
             self._draws = True
-            few = self.check_inputs(take(inputs, slice(0, min(4, num_examples(inputs)))))
+            few = self.check_inputs(take(inputs, slice(0, min(_PROBED, num_examples(inputs)))))
             with global_states_kept(self.device):
                 self._owner = own_module(module, tensors, lambda owner: self._evaluate(self.weights, few, owner))
             self.output_shape = self._probe(few)
@@ -250,13 +255,31 @@ class Network:
                 f"{tuple(first.shape[1:])} in a batch of {len(first)}. Look for squeeze() or reshape in forward; "
                 "it must return one row per example for every batch size."
             )
-        gap = (alone[0] - first[0]).abs().max().item()
-        if gap > 1e3 * torch.finfo(self.dtype).eps * (first[0].abs().max().item() + 1.0):
-            raise NetworkError(
-                f"The network's output for an example depends on the rest of the batch: it changes by {gap:.3g}. "
-                f"{_BATCH_CAUSES}"
-            )
+        self.check_company(few, lambda some: check_outputs(self._tried(some), num_examples(some), self.dtype))
         return tuple(first.shape[1:])
+
+    def check_company(self, inputs: Inputs, outputs: Callable[[Inputs], Tensor]) -> None:
+        """Refuse a network whose output for an example depends on the other examples or on its place among them.
+
+        The outputs of all examples in one call are compared with those in the reverse order, in batches of 1, 2, 4, …:
+        every example gets another place and other company.
+        """
+        count = num_examples(inputs)
+        with torch.no_grad(), global_states_kept(self.device):
+            expected = outputs(inputs)
+            start, found = 0, []
+            while start < count:
+                part = torch.arange(start, min(count, 2 * start + 1), device="cpu")
+                found.append(outputs(take(inputs, count - 1 - part)))
+                start = 2 * start + 1
+        gaps = (torch.cat(found).flip(0) - expected).abs().flatten(1).amax(1)
+        limits = 1e3 * torch.finfo(self.dtype).eps * (expected.abs().flatten(1).amax(1) + 1.0)
+        if not (gaps <= limits).all():
+            worst = int((gaps / limits).argmax())
+            raise NetworkError(
+                f"The network's output for an example depends on the rest of the batch: that of example {worst} "
+                f"changes by {gaps[worst].item():.3g} in another batch. {_BATCH_CAUSES}"
+            )
 
 
 def _own_tensors(

@@ -1,0 +1,91 @@
+"""The output for an example must depend on that example alone, wherever in the batch the dependence shows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dnn2gp import GaussianLikelihood, convert
+from dnn2gp.network import Network
+from dnn2gp.support.errors import NetworkError
+
+
+class Mixed(nn.Module):
+    def __init__(self, mix):
+        super().__init__()
+        self.inner, self.mix, self.outer = nn.Linear(3, 4), mix, nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.outer(self.mix(self.inner(x)))
+
+
+class Recurrent(nn.Module):
+    """nn.GRU with batch_first forgotten: the examples are taken for steps of time."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru, self.out = nn.GRU(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.out(self.gru(x)[0])
+
+
+def late(start: int):
+    """Mixes an example with its neighbour, but only from `start` on."""
+
+    def mix(h):
+        return torch.cat([h[:start], h[start:] + 0.1 * h[start - 1 : start]]) if len(h) > start else h
+
+    return mix
+
+
+MIXES = {
+    "centred": lambda h: h - h.mean(0),
+    "less the first": lambda h: h - h[:1],
+    "less the last": lambda h: h - h[-1:],
+    "cumsum": lambda h: h.cumsum(0),
+    "neighbour": lambda h: h + h.roll(1, 0),
+    "largest": lambda h: h / h.abs().max(),
+    "rank": lambda h: h + h.argsort(0).to(h.dtype),
+    "third": late(2),
+    "tenth": late(9),
+}
+
+
+def data(count: int = 40) -> torch.Tensor:
+    return torch.randn(count, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_refused(name):
+    torch.manual_seed(0)
+    with pytest.raises(NetworkError, match="depends on the rest of the batch"):
+        Network(Mixed(MIXES[name]).double(), data())
+
+
+def test_gru_without_batch_first_is_refused():
+    torch.manual_seed(0)
+    with pytest.raises(NetworkError, match="batch_first"):
+        Network(Recurrent().double(), data())
+
+
+@pytest.mark.parametrize("count", [2, 3, 17])
+def test_few_examples_suffice(count):
+    torch.manual_seed(0)
+    with pytest.raises(NetworkError, match="depends on the rest of the batch"):
+        Network(Mixed(MIXES["cumsum"]).double(), data(count))
+
+
+@pytest.mark.parametrize("start", [20, 38])
+def test_convert_looks_at_all_examples(start):
+    torch.manual_seed(0)
+    x = data()
+    with pytest.raises(NetworkError, match="depends on the rest of the batch"):
+        convert(Mixed(late(start)).double(), (x, x[:, :1]), GaussianLikelihood(1.0), 1.0)
+
+
+def test_independent_networks_are_accepted():
+    torch.manual_seed(0)
+    Network(Mixed(lambda h: h - h.mean(1, keepdim=True)).double(), data())
+    Network(Mixed(torch.tanh).double(), data(1))
