@@ -41,6 +41,9 @@ class WeightSpace(Inference):
     structure: Structure = Dense()
     """The structure of Σ̃⁻¹."""
 
+    def __post_init__(self) -> None:
+        Structure.checked("structure", self.structure)
+
     def options(self) -> dict[str, Any]:
         return {"structure": self.structure.encoded()}
 

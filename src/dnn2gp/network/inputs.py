@@ -31,7 +31,7 @@ def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether no entry is NaN or infinite: so if the sum is finite, which is quick; otherwise all entries are read."""
+    """Whether no entry is NaN or infinite. A finite sum shows it quickly; otherwise, all entries are looked at."""
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 

@@ -57,6 +57,9 @@ class GradientFeatures(FeatureMap):
     def fast_chunk(self, inputs: Inputs, num_rows: int) -> int:
         return self.jacobian_features.fast_chunk(self.examples(inputs), num_rows)
 
+    def streamed_chunk(self, inputs: Inputs, num_rows: int) -> int:
+        return self.jacobian_features.streamed_chunk(self.examples(inputs), num_rows)
+
     def parts(self, inputs: Inputs) -> list[slice]:
         return self.jacobian_features.parts(self.examples(inputs))
 

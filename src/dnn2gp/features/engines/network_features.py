@@ -10,12 +10,13 @@ from typing import TypeVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from dnn2gp.features.budget.chunked import FEWER, form
-from dnn2gp.features.budget.peak import peak_of
+from dnn2gp.features.budget.peak import Peak, peak_of
 from dnn2gp.features.budget.plan import MemoryTrial
 from dnn2gp.features.checks import check_cotangents, check_vectors
-from dnn2gp.features.engines.plain_passes import attempt, close, curved, probe_vectors, pulled, pushed
+from dnn2gp.features.engines.plain_passes import attempt, close, curved, probe_vectors, probed, pulled, pushed
 from dnn2gp.features.feature_map import FeatureMap
 from dnn2gp.features.knowledge import Knowledge
 from dnn2gp.network import Network
@@ -106,8 +107,7 @@ class NetworkFeatures(FeatureMap):
             return torch.stack([self._push(examples, column) for column in vectors.unbind(1)], -1)
 
         held = 2 * num_examples(inputs) * self.num_outputs * vectors.shape[1] * self.anchor.element_size()
-        passes = self._passes(inputs, lambda few: self._push(few, vectors[:, 0]), held, "J v")
-        return torch.cat([all_pushed(take(inputs, part)) for part in passes])
+        return torch.cat([all_pushed(take(inputs, part)) for part in self._forward_mode_passes(inputs, held)])
 
     @torch.inference_mode(False)
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N K S"]) -> Float[Tensor, "P S"]:
@@ -135,21 +135,41 @@ class NetworkFeatures(FeatureMap):
             total += curved(self.network, self.anchor, take(inputs, part), residual[part], vectors)
         return total
 
-    @torch.inference_mode(False)
     def _passes(
         self, inputs: Inputs, work: Callable[[Inputs], object], held: int = 0, name: str = ""
     ) -> Iterator[slice]:
         """Batches for plain passes such as `work` that stay within the budget together with `held` bytes."""
-        count = num_examples(inputs)
-        if count == 1:
+        if num_examples(inputs) == 1:
             return chunks(1, 1)
-        key = "pass", name or work.__name__, self.kind(inputs)
-        need = self.knowledge.find(
+        return self._batches(inputs, self._pass_need(inputs, work, name), held)
+
+    def _forward_mode_passes(self, inputs: Inputs, held: int) -> Iterator[slice]:
+        """Batches for passes in forward mode, which cannot be watched while they run.
+
+        Inside a dispatch mode, torch crashes in the forward mode of some functions (addcmul and addcdiv with value=).
+        A pass in forward mode holds outputs and tangents of a few layers: at most three times what a forward pass
+        needs, or what a backward pass needs, whichever is more.
+        """
+        if num_examples(inputs) == 1:
+            return chunks(1, 1)
+        with torch.no_grad():
+            forward = self._pass_need(inputs, self._forward, "forward").times(3.0)
+        backward = self._pass_need(inputs, self._pull_ones)
+        return self._batches(inputs, Peak((*forward.curves, *backward.curves)), held)
+
+    @torch.inference_mode(False)
+    def _pass_need(self, inputs: Inputs, work: Callable[[Inputs], object], name: str = "") -> Peak:
+        """The memory of a pass such as `work` through n examples."""
+        key, count = ("pass", name or work.__name__, self.kind(inputs)), num_examples(inputs)
+        return self.knowledge.find(
             key, lambda: peak_of(lambda few: work(take(inputs, torch.arange(few, device="cpu") % count)))
-        ).plus(held)
-        budget, what = self.budget(), "A pass of a single example through the network"
+        )
+
+    def _batches(self, inputs: Inputs, need: Peak, held: int) -> Iterator[slice]:
+        """As many examples at a time as fit into the budget together with `held` bytes."""
+        need, budget, what = need.plus(held), self.budget(), "A pass of a single example through the network"
         require(need(1), budget, f"{what}, with the result," if held else what, FEWER)
-        return chunks(count, max(1, min(need.most(room(budget)), _PASS)))
+        return chunks(num_examples(inputs), max(1, min(need.most(room(budget)), _PASS)))
 
     @contextmanager
     def unchecked(self) -> Iterator[None]:
@@ -171,22 +191,34 @@ class NetworkFeatures(FeatureMap):
         return pushed(self.network, self.anchor, inputs, vector)
 
     def _has_forward_mode(self, inputs: Inputs) -> bool:
-        """Whether forward mode works for inputs of this form, and agrees with a backward pass."""
+        """Whether forward mode works for inputs of this form, and agrees with a backward pass.
+
+        It is not used inside a dispatch mode of the user's: see `_forward_mode_passes`.
+        """
+        if _get_current_dispatch_mode() is not None:
+            return False
         return self.knowledge.find(("forward mode", form(inputs)), lambda: self._try_forward_mode(inputs))
 
     def _try_forward_mode(self, inputs: Inputs) -> bool:
-        example = take(inputs, slice(0, 1))
-        cotangent, vector = probe_vectors(self.anchor, self.num_outputs)
-        found = attempt(lambda: self._push(example, vector))
-        plain = pulled(self.network, self.anchor, example, cotangent)[:, 0]
-        return found is not None and close((found * cotangent[..., 0]).sum(), plain @ vector)
+        few = probed(inputs)
+        cotangents, vector = probe_vectors(self.anchor, num_examples(few), self.num_outputs)
+        found = attempt(lambda: self._push(few, vector))
+        return found is not None and all(
+            close((found[one] * cotangents[one, :, 0]).sum(), self._pulled_plainly(few, cotangents, one)[:, 0] @ vector)
+            for one in range(num_examples(few))
+        )
+
+    def _pulled_plainly(self, inputs: Inputs, cotangents: Float[Tensor, "n K R"], one: int) -> Float[Tensor, "P R"]:
+        """Jᵀu of one example by plain backward passes."""
+        own = slice(one, one + 1)
+        return pulled(self.network, self.anchor, take(inputs, own), cotangents[own])
 
     @torch.inference_mode(False)
     def _first_gradient(self, inputs: Inputs) -> Float[Tensor, " P"]:
         """Jᵀu of the first example by a plain backward pass, with errors that say why there is none."""
-        cotangent, _ = probe_vectors(self.anchor, self.num_outputs)
+        cotangent, _ = probe_vectors(self.anchor, 1, self.num_outputs)
         try:
-            return pulled(self.network, self.anchor, take(inputs, slice(0, 1)), cotangent)[:, 0]
+            return self._pulled_plainly(inputs, cotangent, 0)[:, 0]
         except RuntimeError as error:
             if "inplace operation" in str(error):
                 raise NetworkError(

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import jvp
 
 from dnn2gp.network import Network
-from dnn2gp.network.inputs import Inputs
+from dnn2gp.network.inputs import Inputs, map_inputs, num_examples, take
 
 _WARNING_FILTERS = RLock()
 """Python's warning filters belong to the process: one thread at a time changes and restores them."""
@@ -83,9 +83,16 @@ def curved(
         return torch.stack([pull(first, weights, column) for column in vectors.unbind(1)], -1)
 
 
-def probe_vectors(anchor: Float[Tensor, " P"], num_outputs: int) -> tuple[Float[Tensor, "1 K 1"], Float[Tensor, " P"]]:
+def probed(inputs: Inputs) -> Inputs:
+    """The examples on which a faster way is compared with plain passes: several, as in the work itself."""
+    return map_inputs(Tensor.detach, take(inputs, torch.arange(3, device="cpu") % num_examples(inputs)))
+
+
+def probe_vectors(
+    anchor: Float[Tensor, " P"], count: int, num_outputs: int, columns: int = 1
+) -> tuple[Float[Tensor, "n K R"], Float[Tensor, " P"]]:
     """Fixed random vectors for comparing two ways to the same product."""
     generator = torch.Generator().manual_seed(0)
-    cotangent = torch.randn(1, num_outputs, 1, generator=generator, dtype=torch.float64).to(anchor)
+    cotangents = torch.randn(count, num_outputs, columns, generator=generator, dtype=torch.float64).to(anchor)
     vector = torch.randn(len(anchor), generator=generator, dtype=torch.float64).to(anchor)
-    return cotangent, vector
+    return cotangents, vector

@@ -12,9 +12,10 @@ from torch.func import jacrev, vjp, vmap
 from dnn2gp.features.budget.chunked import form
 from dnn2gp.features.checks import Cotangents, resolved
 from dnn2gp.features.engines.network_features import NetworkFeatures
-from dnn2gp.features.engines.plain_passes import attempt, close, probe_vectors, pull, pulled
+from dnn2gp.features.engines.plain_passes import attempt, close, probe_vectors, probed, pull
 from dnn2gp.features.factors import Factors
 from dnn2gp.network.inputs import Inputs, differentiable, map_inputs, num_examples, take
+from dnn2gp.support.errors import FallbackWarning, warn_user
 
 
 @final
@@ -73,7 +74,24 @@ class JacobianFeatures(NetworkFeatures):
         return self.knowledge.find(("batched", form(inputs)), lambda: self._try_batched(inputs))
 
     def _try_batched(self, inputs: Inputs) -> bool:
-        example = take(inputs, slice(0, 1))
-        cotangent, _ = probe_vectors(self.anchor, self.num_outputs)
-        rows = attempt(lambda: self._batched(example, cotangent))
-        return rows is not None and close(rows[0, 0], pulled(self.network, self.anchor, example, cotangent)[:, 0])
+        """Several examples with several cotangents, in both ways that `_batched` has.
+
+        Some of torch's batching rules are wrong where more than one axis is batched (cdist, linalg.solve), so the axes
+        are those of the work itself.
+        """
+        few = probed(inputs)
+        count = num_examples(few)
+        cotangents, _ = probe_vectors(self.anchor, count, self.num_outputs, min(2, self.num_outputs))
+        rows = attempt(lambda: self._batched(few, cotangents))
+        whole = attempt(lambda: cotangents.mT @ self._batched(few, None))
+        if rows is None or whole is None:
+            return False
+        plain = torch.stack([self._pulled_plainly(few, cotangents, one).T for one in range(count)])
+        agrees = close(rows, plain) and close(whole, plain)
+        if not agrees:
+            warn_user(
+                "torch.func computes wrong derivatives for a layer of this network: they differ from those of plain "
+                "backward passes. Plain passes are used instead, one per example and output, which is slower.",
+                FallbackWarning,
+            )
+        return agrees

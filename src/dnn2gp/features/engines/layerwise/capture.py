@@ -17,7 +17,8 @@ from dnn2gp.features.engines.layerwise.places import FlatWeights
 from dnn2gp.features.engines.layerwise.rules import Rules, Use
 
 _RELU = frozenset({torch.relu, F.relu, Tensor.relu})
-_MAX_POOL = frozenset({F.max_pool1d, F.max_pool2d, F.max_pool3d})
+# Max-poolings, with the number of axes of a batch of inputs.
+_MAX_POOL = {F.max_pool1d: 3, F.max_pool2d: 4, F.max_pool3d: 5}
 
 
 class UseRecorder(TorchFunctionMode):
@@ -41,8 +42,8 @@ class UseRecorder(TorchFunctionMode):
         self._versions: list[tuple[Tensor, int]] = []
         self._relu: tuple[Tensor, int, Tensor, int] | None = None
         """The output and input of the last ReLU, with their versions."""
-        self._poolings: list[tuple[Tensor, Tensor, Tensor]] = []
-        """z, max_pool(z) and the positions that it chose, of every max-pooling."""
+        self._poolings: list[tuple[Tensor, GradientEdge, Tensor, GradientEdge]] = []
+        """z, its edge, the positions that max_pool(z) chose, and the edge of the result: of every max-pooling."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple = (), kwargs: dict | None = None
@@ -83,24 +84,32 @@ class UseRecorder(TorchFunctionMode):
         return output
 
     def _max_pooled(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-        """max_pool(z), whose choice of positions is remembered if z is the output of a use."""
-        if not args or not any(edge.node is args[0].grad_fn for _, edge in self.uses):
+        """max_pool(z), whose choice of positions is remembered if z is the output of a use.
+
+        Edges are taken now: once a tensor has been changed in place, its edge is that of the change.
+        """
+        z = args[0] if args else None
+        if not isinstance(z, Tensor) or z.ndim != _MAX_POOL[func]:
             return func(*args, **kwargs)
+        if not any(edge.node is z.grad_fn for _, edge in self.uses):
+            return func(*args, **kwargs)
+        before = get_gradient_edge(z)
         pooled, indices = func(*args, **{**kwargs, "return_indices": True})
-        self._poolings.append((args[0], pooled, indices))
+        self._poolings.append((z, before, indices, get_gradient_edge(pooled)))
         return pooled
 
     def end(self, outputs: Tensor) -> None:
-        """The forward pass has ended: uses whose output goes into a max-pooling and nowhere else are told so."""
+        """The forward pass has ended: uses whose output goes into a max-pooling and nowhere else are told so.
+
+        A hook of the user's on that output must see its gradient, so such a use stays as it is.
+        """
         if not self._poolings or outputs.grad_fn is None:
             return
         readers = _readers(outputs.grad_fn)
-        for z, pooled, indices in self._poolings:
-            edge = get_gradient_edge(z)
-            if _leads_only_to(pooled.grad_fn, edge.node, readers):
-                after = get_gradient_edge(pooled)
+        for z, before, indices, after in self._poolings:
+            if not z._backward_hooks and _leads_only_to(after.node, before.node, readers):
                 self.uses = [
-                    (use.pooled(indices, after) if own.node is edge.node else use, own) for use, own in self.uses
+                    (use.pooled(indices, after) if own.node is before.node else use, own) for use, own in self.uses
                 ]
         self._poolings = []
 
@@ -230,7 +239,7 @@ def _readers(node: Node) -> dict[Node, list[Node]]:
     return readers
 
 
-def _leads_only_to(top: Node | None, node: Node, readers: dict[Node, list[Node]]) -> bool:
+def _leads_only_to(top: Node, node: Node, readers: dict[Node, list[Node]]) -> bool:
     """Whether the results of a node are read once, by one node after another, up to `top`."""
     while node is not top:
         if len(readers[node]) != 1:

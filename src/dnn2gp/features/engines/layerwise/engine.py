@@ -30,8 +30,8 @@ from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, num_examples, take
 from dnn2gp.support.errors import FallbackWarning, NetworkError, warn_user
 
-# The most numbers in the largest temporary tensors of a chunk. What a chunk allocates is freed together; where that is
-# more than about 64 MiB, malloc gives it back to the system and the next chunk pays for page faults.
+# The most entries in the temporary tensors of a chunk. What a chunk allocates is freed together; if that is more than
+# about 64 MiB, malloc gives it back to the system and the next chunk pays for page faults.
 _NUMBERS = 9 << 20
 # The fewest examples that are worth a pass, however large they are.
 _FEW = 8
@@ -87,8 +87,11 @@ class LayerwiseFeatures(NetworkFeatures):
 
     @torch.inference_mode(False)
     def outputs_and_factors(self, inputs: Inputs) -> tuple[Float[Tensor, "N K"], Factors]:
+        if num_examples(inputs) == 1:  # see `factors`
+            outputs, factors = self.outputs_and_factors(take(inputs, torch.zeros(2, dtype=torch.long, device="cpu")))
+            return outputs[:1], factors.take(slice(0, 1))
         uses = self.uses(inputs)
-        if num_examples(inputs) == 1 or not uses.axes:
+        if not uses.axes:
             return super().outputs_and_factors(inputs)
         outputs, blocks = self._ruled_blocks(inputs, None, uses, apart=False)
         return outputs, Factors((*blocks, *self._general_blocks(inputs, None, uses)), self.num_weights)
@@ -127,14 +130,14 @@ class LayerwiseFeatures(NetworkFeatures):
             _measuring.reset(token)
 
     def fast_chunk(self, inputs: Inputs, num_rows: int) -> int:
-        """So many that the gradients of one activation for all rows, or the patches of one convolution, stay small."""
+        """Bounded by the gradients of one activation for all rows, and by the patches of one convolution."""
         uses = self.uses(inputs)
         patches = max((size.a for size in uses.sizes), default=0)
         numbers = max(1, num_rows * uses.largest, patches)
         return min(super().fast_chunk(inputs, num_rows), max(_FEW, _NUMBERS // numbers))
 
     def streamed_chunk(self, inputs: Inputs, num_rows: int) -> int:
-        """So many that the inputs of all layers, patches included, stay small."""
+        """Bounded by the inputs of all layers, patches included."""
         numbers = max(1, sum(size.a for size in self.uses(inputs).sizes))
         return min(self.fast_chunk(inputs, num_rows), max(_FEW, _NUMBERS // numbers))
 
@@ -224,7 +227,7 @@ class LayerwiseFeatures(NetworkFeatures):
         """Rules and the general engine together must give what a plain backward pass gives."""
         found = learner.pulled(uses)
         for block in self._general_blocks(learner.three, learner.cotangents(), uses):
-            pieces = block.rows().squeeze(1).split([part.stop - part.start for part in block.parts], -1)
+            pieces = block.rows().flatten(0, 1).split([part.stop - part.start for part in block.parts], -1)
             for part, piece in zip(block.parts, pieces, strict=True):
                 found[:, part] = piece
         wrong = learner.wrong(found)

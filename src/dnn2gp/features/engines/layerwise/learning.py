@@ -17,6 +17,8 @@ from dnn2gp.features.factors import Factors
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, map_inputs, num_examples, take
 
+_COTANGENTS = 2
+
 
 @dataclass(frozen=True)
 class Lesson:
@@ -47,18 +49,18 @@ class Learner:
         wrong = uses.sharing(wrong, self._ranges) - unknown
         return Lesson(self._with_activations(uses.without(wrong, self._ranges)), unknown, wrong)
 
-    def wrong(self, found: Float[Tensor, "3 P"]) -> set[str]:
-        """The weights for which Jᵀu of the three examples differs from a plain backward pass."""
+    def wrong(self, found: Float[Tensor, "6 P"]) -> set[str]:
+        """The weights for which Jᵀu of the three examples differs from plain backward passes."""
         return disagreeing(found, self._pulled_plainly(self.three), self._ranges)
 
-    def pulled(self, uses: Uses) -> Float[Tensor, "3 P"]:
-        """Jᵀu of each example by the rules; zero for weights that they leave out."""
+    def pulled(self, uses: Uses) -> Float[Tensor, "6 P"]:
+        """Jᵀu of each example and cotangent by the rules; zero for weights that they leave out."""
         return self._pulled(self.three, uses)
 
-    def cotangents(self) -> Float[Tensor, "3 K 1"]:
-        """u: fixed random numbers."""
+    def cotangents(self) -> Float[Tensor, "3 K 2"]:
+        """u: fixed random numbers, two for each example, so that a wrong batching rule shows."""
         generator = torch.Generator().manual_seed(1)
-        values = torch.randn(3, self._network.num_outputs, 1, generator=generator, dtype=torch.float64)
+        values = torch.randn(3, self._network.num_outputs, _COTANGENTS, generator=generator, dtype=torch.float64)
         return values.to(self._anchor)
 
     def _verified(self, uses: Uses) -> tuple[Uses, set[str]]:
@@ -71,6 +73,8 @@ class Learner:
         if found is None:
             return uses, set(self._ranges)
         uses, wrong = self._turned(self.three, uses, found, expected)
+        again = self._pulled(self.three, uses, self._network.num_outputs)  # uses may have another form for many rows
+        wrong |= disagreeing(again, expected, self._ranges)
         unclear = uses.merged(self._ranges) - wrong
         silent = {name for name in unclear if not expected[:, self._ranges[name]].any()}
         if silent:  # no derivative on these examples: either reading would agree
@@ -90,19 +94,18 @@ class Learner:
                 return turned, again
         return uses, wrong
 
-    def _pulled_plainly(self, three: Inputs) -> Float[Tensor, "3 P"]:
-        """Jᵀu of each example by one backward pass."""
+    def _pulled_plainly(self, three: Inputs) -> Float[Tensor, "6 P"]:
+        """Jᵀu of each example and cotangent by plain backward passes."""
         u = self.cotangents()
         examples = (slice(index, index + 1) for index in range(3))
-        rows = [pulled(self._network, self._anchor, take(three, one), u[one])[:, 0] for one in examples]
-        return torch.stack(rows)
+        return torch.cat([pulled(self._network, self._anchor, take(three, one), u[one]).T for one in examples])
 
-    def _pulled(self, three: Inputs, uses: Uses) -> Float[Tensor, "3 P"]:
+    def _pulled(self, three: Inputs, uses: Uses, rows: int | None = None) -> Float[Tensor, "6 P"]:
         if not uses.axes:
-            return self._anchor.new_zeros(3, len(self._anchor))
+            return self._anchor.new_zeros(3 * _COTANGENTS, len(self._anchor))
         columns = self.cotangents().permute(2, 0, 1)
-        blocks = Recording.of(self._network, self._anchor, three).blocks(uses, columns)
-        return Factors(tuple(merged(blocks)), len(self._anchor)).rows().squeeze(1)
+        blocks = Recording.of(self._network, self._anchor, three).blocks(uses, columns, rows=rows)
+        return Factors(tuple(merged(blocks)), len(self._anchor)).rows().flatten(0, 1)
 
     def _with_activations(self, uses: Uses) -> Uses:
         """With how much a backward pass of one example saves."""

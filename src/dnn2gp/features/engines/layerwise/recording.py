@@ -130,11 +130,16 @@ class Recording:
             )
         return found
 
-    def blocks(self, uses: Uses, columns: Float[Tensor, "R N K"], *, apart: bool = False) -> list[Block]:
-        """UᵀJ by one block per use, in the order of the forward pass. The graph of the pass is freed."""
+    def blocks(
+        self, uses: Uses, columns: Float[Tensor, "R N K"], *, apart: bool = False, rows: int | None = None
+    ) -> list[Block]:
+        """UᵀJ by one block per use, in the order of the forward pass. The graph of the pass is freed.
+
+        `rows`: the uses take the form that they have for this many cotangents, if not for R.
+        """
         chosen = self.matched(uses)
         if not apart and not self.graph:
-            summed = [(use.summed(len(columns)), edge) for use, edge in chosen]
+            summed = [(use.summed(rows or len(columns)), edge) for use, edge in chosen]
             chosen = [(use, use.edge or edge) for use, edge in summed]
         batched = uses.batched and not self.graph and uses.numbers < _WORTH_A_PASS
         found = gradients(self.outputs, chosen, columns, batched=batched, create_graph=self.graph)

@@ -90,6 +90,8 @@ _MANY_POSITIONS = 8
 _GRADIENTS_KEPT = 4
 
 
+# The fewest examples at a time.
+_FEW = 4
 # Operations that the choice of positions by a max-pooling must save for each patch that is copied.
 _WORTH_A_COPY = 16
 
@@ -179,12 +181,15 @@ class PooledConvolutionUse(_PatchUse):
         G, indices = gradients.flatten(3).permute(1, 2, 0, 3), self.pooling.indices.flatten(2)
         (B, O, R, W), i = G.shape, self.x.shape[1] * prod(self.geometry.kernel) + bias
         rows = gradients.new_empty(B, O, R, i)
-        for part in chunks(B, max(1, CACHED // (O * W * i))):
+        count = max(_FEW, CACHED // (O * W * i))
+        buffer = gradients.new_empty(count * O * W, i)  # of one size for any B, as memory is measured
+        for part in chunks(B, count):
             patches = self.geometry.patches(self.x[part], self.space, bias=bias).squeeze(1).mT.flatten(0, 1)
             own = indices[part]
             first = torch.arange(0, len(patches), positions, device=own.device)  # the first patch of each example
-            chosen = patches.index_select(0, (own + first.view(-1, 1, 1)).flatten()).view(-1, W, i)
-            torch.bmm(G[part].reshape(-1, R, W), chosen, out=rows[part].view(-1, R, i))
+            chosen = (own + first.view(-1, 1, 1)).flatten()
+            torch.index_select(patches, 0, chosen, out=buffer[: len(chosen)])
+            torch.bmm(G[part].reshape(-1, R, W), buffer[: len(chosen)].view(-1, W, i), out=rows[part].view(-1, R, i))
         return rows.permute(2, 0, 1, 3)
 
     def block(self, gradients: Float[Tensor, "R B O i"], examples: BatchAxis, num_examples: int) -> Rows:
