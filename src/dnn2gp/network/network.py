@@ -38,8 +38,8 @@ from dnn2gp.support.errors import InputError, NetworkError
 from dnn2gp.support.randomness import USER_STATE, global_states_kept
 
 _BATCH_CAUSES = (
-    "Look for (a) batch normalisation with track_running_stats=False, (b) forward code that uses batch statistics; "
-    "such a network has no Jacobian per example."
+    "Look for (a) batch normalisation with track_running_stats=False, (b) code in forward that uses batch "
+    "statistics. Such a network has no Jacobian per example."
 )
 
 
@@ -160,12 +160,15 @@ class Network:
         for leaf in leaves(inputs):
             if leaf.is_floating_point() and leaf.dtype != self.dtype:
                 raise InputError(
-                    f"inputs: the network's weights are {self.dtype} but the inputs are {leaf.dtype}. "
-                    f"Convert one of them: inputs.to({self.dtype}) or network.to({leaf.dtype})."
+                    f"inputs: expected the dtype of the weights, {self.dtype}; got {leaf.dtype}. Convert one of "
+                    f"them: inputs.to({self.dtype}) or network.to({leaf.dtype})."
                 )
             if leaf.is_floating_point() and not all_finite(leaf):
                 row = int((~leaf.isfinite()).reshape(len(leaf), -1).any(1).nonzero()[0])
-                raise InputError(f"inputs: example {row} contains NaN or infinity. Remove or impute such examples.")
+                raise InputError(
+                    f"inputs: expected finite values; got NaN or infinity in example {row}. Remove or impute such "
+                    "examples."
+                )
         keep_graph = keep_graph and differentiable(inputs)
         inputs = map_inputs(lambda leaf: (leaf if keep_graph else leaf.detach()).to(self.device), inputs)
         return inputs if same_form(inputs, self._example) else self._adapted(inputs)
@@ -210,7 +213,7 @@ class Network:
             return self._tried(take(inputs, slice(0, 1)))
         except InputError as error:
             raise NetworkError(
-                f"The network's forward works on a batch of {num_examples(inputs)}, but not on one example alone: "
+                f"network: forward works on a batch of {num_examples(inputs)}, but fails on a single example: "
                 f"{error.__cause__}. {_BATCH_CAUSES}"
             ) from error
 
@@ -238,7 +241,7 @@ class Network:
             first, second = (check_outputs(self._tried(few), num_examples(few), self.dtype) for _ in range(2))
             if not torch.equal(first, second):
                 raise NetworkError(
-                    "The network is not deterministic in eval mode: two passes over the same inputs differ by up to "
+                    "network: not deterministic in eval mode: two passes over the same inputs differ by up to "
                     f"{(first - second).abs().max().item():.3g}. Look for (a) functional dropout with training=True, "
                     "(b) layers that ignore eval mode, (c) random numbers drawn in forward; switch them off."
                 )
@@ -246,14 +249,14 @@ class Network:
             self._draws = drawn()
         if alone.shape[1:] != first.shape[1:]:
             raise NetworkError(
-                f"The network's output for an example has shape {tuple(alone.shape[1:])} on its own, but "
-                f"{tuple(first.shape[1:])} in a batch of {len(first)}. Look for squeeze() or reshape in forward; "
-                "it must return one row per example for every batch size."
+                f"network: the output for one example has shape {tuple(alone.shape[1:])} on its own, but "
+                f"{tuple(first.shape[1:])} in a batch of {len(first)}. Look for squeeze() or reshape in forward; it "
+                "must return one row per example for every batch size."
             )
         gap = (alone[0] - first[0]).abs().max().item()
         if gap > 1e3 * torch.finfo(self.dtype).eps * (first[0].abs().max().item() + 1.0):
             raise NetworkError(
-                f"The network's output for an example depends on the rest of the batch: it changes by {gap:.3g}. "
+                f"network: the output for one example depends on the rest of the batch: it changes by {gap:.3g}. "
                 f"{_BATCH_CAUSES}"
             )
         return tuple(first.shape[1:])

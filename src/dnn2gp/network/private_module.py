@@ -43,9 +43,9 @@ class FrozenWeights:
         for (name, tensor), version in zip(self.tensors.items(), self.versions, strict=True):
             if tensor._version != version:
                 raise NetworkError(
-                    f"The frozen weight {name!r} of the network was changed in place after the network was converted. "
-                    "Frozen weights are shared with the network, not copied. Convert the network again; to keep both, "
-                    "convert a copy of it (copy.deepcopy) before you train it further."
+                    f"network: the frozen weight {name!r} was changed in place after the network was converted. "
+                    "Frozen weights are shared with your module, not copied. Convert the network again, or convert "
+                    "a copy of it in the first place: convert(copy.deepcopy(network), ...)."
                 )
 
     @property

@@ -51,11 +51,14 @@ class Choice(ABC):
             options = {str(key): own for key, own in value.items()}
             name = options.pop("name", None)
         if not isinstance(name, str) or name not in cls.kinds:
-            raise InputError(f"expected one of {sorted(cls.kinds)}; got {value!r}. Import the module that defines it.")
+            raise InputError(
+                f"{cls.__name__}: expected one of {sorted(cls.kinds)}; got {value!r}. Import the module that defines "
+                "it first."
+            )
         try:
             return cls.kinds[name].from_options(options)
         except (TypeError, KeyError) as error:
-            raise InputError(f"{cls.kinds[name].__name__} does not take the options {options}: {error}.") from error
+            raise InputError(f"{cls.kinds[name].__name__}: the options {options} are not valid: {error}.") from error
 
     @classmethod
     def checked(cls: type[C], argument: str, value: object) -> C:

@@ -29,8 +29,8 @@ _TRIED = 10
 # The share of the budget that a trial may hold until the next one: several uses of it are often measured in a row.
 _LIGHT = 64
 FEWER = (
-    "Take fewer inputs at a time, freeze layers that need no uncertainty (requires_grad_(False)), or name those that "
-    "do (subset=)."
+    "Pass fewer inputs at a time, freeze layers that need no uncertainty (requires_grad_(False)), or name those "
+    "that do (subset=)."
 )
 
 

@@ -35,7 +35,10 @@ class KernelBuffer:
         self.bytes = 0 if out is not None else size
         self._values: Tensor | None = None
         if self.out is None:
-            instead = "Take fewer inputs at a time, the trace or diagonal kernel, or out=FILE for a result on disk."
+            instead = (
+                "Pass fewer inputs at a time, use the trace or diagonal kernel, or write the result to disk with "
+                "out=FILE."
+            )
             require(size, budget, f"{what} of {' × '.join(map(str, shape))}", instead)
             self._values = torch.empty(shape, dtype=dtype, device=device)
         else:

@@ -137,7 +137,7 @@ class Plan:
     def __str__(self) -> str:
         chunks = -(-self.num_examples // self.chunk)
         return (
-            f"{self.work} of {self.num_examples} examples: {chunks} chunks of {self.chunk}, "
-            f"{readable(self.bytes)} of the budget of {readable(self.budget)} (result {readable(self.result_bytes)}), "
-            f"{self.operations:.2g} operations"
+            f"{self.work} of {self.num_examples} examples: {chunks} chunks of {self.chunk}, {readable(self.bytes)} "
+            f"of a budget of {readable(self.budget)} (result {readable(self.result_bytes)}), {self.operations:.2g} "
+            "operations"
         )

@@ -147,7 +147,7 @@ class NetworkFeatures(FeatureMap):
         need = self.knowledge.find(
             key, lambda: peak_of(lambda few: work(take(inputs, torch.arange(few, device="cpu") % count)))
         ).plus(held)
-        budget, what = self.budget(), "A pass of a single example through the network"
+        budget, what = self.budget(), "A pass of one example through the network"
         require(need(1), budget, f"{what}, with the result," if held else what, FEWER)
         return chunks(count, max(1, min(need.most(room(budget)), _PASS)))
 
@@ -190,13 +190,12 @@ class NetworkFeatures(FeatureMap):
         except RuntimeError as error:
             if "inplace operation" in str(error):
                 raise NetworkError(
-                    f"The network changes a tensor in place after a layer has used it ({error}), so the layer has no "
+                    f"network: it changes a tensor in place after a layer has used it ({error}), so the layer has no "
                     "derivative. Look for x.mul_(…), x += … or inplace=True on tensors that were used before."
                 ) from error
             raise NetworkError(
-                "The network's outputs do not depend on its trainable weights in a differentiable way "
-                f"({error}). Look for (a) detach(), .data, no_grad or argmax in forward, (b) layers without a "
-                "derivative."
+                f"network: its outputs do not depend on its trainable weights in a differentiable way ({error}). "
+                "Look for (a) detach(), .data, no_grad or argmax in forward, (b) layers without a derivative."
             ) from error
 
     def _check_dependence(self, inputs: Inputs) -> None:
@@ -204,6 +203,7 @@ class NetworkFeatures(FeatureMap):
         few = take(inputs, slice(0, 32))
         if not self.vjp(few, self.anchor.new_ones(num_examples(few), self.num_outputs, 1)).any():
             raise NetworkError(
-                "No trainable weight changes the outputs: all derivatives are zero on the first examples. Look for "
-                "(a) round(), sign() or argmax in forward, (b) units that are all dead, (c) the wrong layers frozen."
+                "network: no trainable weight changes the outputs: all derivatives are zero on the first examples. "
+                "Look for (a) round(), sign() or argmax in forward, (b) units that are all dead, (c) layers frozen "
+                "by mistake."
             )

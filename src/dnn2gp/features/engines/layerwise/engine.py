@@ -177,8 +177,9 @@ class LayerwiseFeatures(NetworkFeatures):
         wrong = disagreeing(found.detach()[None], expected[None], self.network.layout.ranges, 1e4)
         if wrong - set(uses.left):
             raise NetworkError(
-                "The network treats these examples differently from those it was probed with: it selects or sorts them "
-                "by their values, or uses weights in another way. Use features=JacobianFeatures for it."
+                "network: it treats these examples differently from those it was probed with: it selects or sorts "
+                "them by their values, or uses weights in another way. Use features=JacobianFeatures for this "
+                "network."
             )
 
     def _general_blocks(self, inputs: Inputs, cotangents: Cotangents | None, uses: Uses) -> list[Block]:
@@ -228,8 +229,8 @@ class LayerwiseFeatures(NetworkFeatures):
         wrong = learner.wrong(found)
         if wrong:
             raise NetworkError(
-                f"The derivatives of the weights {_listed(sorted(wrong))} differ from those of a plain backward pass. "
-                "Use features=JacobianFeatures for this network."
+                f"network: the derivatives of the weights {_listed(sorted(wrong))} differ from those of a plain "
+                "backward pass. Use features=JacobianFeatures for this network."
             )
 
     def _warn(self, names: Sequence[str], wrong: set[str]) -> None:
@@ -241,9 +242,9 @@ class LayerwiseFeatures(NetworkFeatures):
         share = sum(part.stop - part.start for part in ranges) / self.num_weights
         disagrees = f" (the rule for {_listed(rejected)} disagrees with a backward pass)" if rejected else ""
         warn_user(
-            f"No layer rule covers the weights {_listed(names)}{disagrees}, {share:.0%} of all. The general engine "
-            "(torch.func) takes these: its results are the same, but slower. CONTRIBUTING.md in the source of dnn2gp "
-            "shows how to write a rule for your own layer.",
+            f"No layer rule covers the weights {_listed(names)}{disagrees}, {share:.0%} of all. They are left to the "
+            "general engine (torch.func), which gives the same results but is slower. CONTRIBUTING.md in the source "
+            "of dnn2gp shows how to write a rule for your own layer.",
             FallbackWarning,
         )
 
