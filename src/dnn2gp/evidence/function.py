@@ -65,7 +65,10 @@ class EvidenceFunction(ABC):
 
         noise = noise and self.num_noises > 0
         if not precision and not noise:
-            raise InputError("maximise: expected something to tune: precision=True, or noise=True for a regression.")
+            raise InputError(
+                "maximise: expected precision=True, or noise=True for a regression; got neither, so there is "
+                "nothing to tune."
+            )
         ones = torch.ones(max(1, self.num_noises), dtype=torch.float64)
         first, second = self.start(precision, noise, bounds)
         whole = torch.cat([first.double().expand(self.num_precisions), second.double() * ones]).log()

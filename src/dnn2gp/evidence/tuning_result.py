@@ -78,8 +78,8 @@ class TuningResult:
         finite = [pair for pair in means if isfinite(pair[0])]
         if not finite:
             raise InputError(
-                f"tune: none of the {len(trials)} trials has a finite evidence. Look at their values: networks that "
-                "diverge in training need a smaller learning rate or other first weights."
+                f"tune: none of the {len(trials)} trials has a finite evidence. Check their values: networks that "
+                "diverge in training need a smaller learning rate or other initial weights."
             )
         evidence, best = max(finite, key=lambda pair: pair[0])
         return TuningResult(method, tuple(trials), dict(best), evidence, **more)
@@ -127,7 +127,7 @@ class TuningResult:
         try:
             state = json.loads(Path(path).read_text(encoding="utf-8"))
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise FileFormatError(f"{path} is no tuning result ({error}). Give a file that save wrote.") from error
+            raise FileFormatError(f"{path} is not a tuning result ({error}). Give a file that save wrote.") from error
         return TuningResult.from_state(state, str(path))
 
     def state(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class TuningResult:
     def from_state(state: object, where: str = "the state") -> TuningResult:
         """The inverse of `state`."""
         if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
-            raise FileFormatError(f"{where} is no tuning result of format {_FORMAT}. Give a file that save wrote.")
+            raise FileFormatError(f"{where} is not a tuning result of format {_FORMAT}. Give a file that save wrote.")
         try:
             return TuningResult(
                 method=str(state["method"]),
@@ -159,7 +159,7 @@ class TuningResult:
                 notes=tuple(state["notes"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise FileFormatError(f"{where} is not a whole tuning result ({error!r}). Save it again.") from error
+            raise FileFormatError(f"{where} is not a complete tuning result ({error!r}). Save it again.") from error
 
 
 def _grouped(trials: Sequence[Trial]) -> list[list[Trial]]:

@@ -70,8 +70,9 @@ class SavedFile:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         except SafetensorError as error:
             raise FileFormatError(
-                f"{path} is not a complete safetensors file ({error}). It may be truncated, or of another kind (a "
-                "pickle by torch.save is never opened). Give a file that dnn2gp.save wrote, or save the GP again."
+                f"{path} is not a complete safetensors file ({error}). It may be truncated, or have another format "
+                "(pickle files from torch.save are never opened). Give a file that dnn2gp.save wrote, or save the "
+                "GP again."
             ) from error
         if _KEY not in metadata:
             raise FileFormatError(
@@ -152,8 +153,8 @@ def _upgraded(header: dict[str, Any]) -> dict[str, Any]:
 
 def _unknown(path: Path, header: dict[str, Any], name: str, why: str = "") -> FileFormatError:
     return FileFormatError(
-        f"{path}: its header has {name} = {header.get(name)!r}, which is not known here{why}. The file is damaged or "
-        f"was written by another release (dnn2gp {header.get('dnn2gp')}): save the GP again."
+        f"{path}: its header has {name} = {header.get(name)!r}, which this release does not know{why}. The file is "
+        f"damaged or was written by another release (dnn2gp {header.get('dnn2gp')}): save the GP again."
     )
 
 

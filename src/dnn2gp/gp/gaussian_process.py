@@ -120,7 +120,7 @@ class GaussianProcess:
     def sample_functions(self, num_samples: int, generator: torch.Generator | None = None) -> FunctionSamples:
         """Functions drawn from the posterior, which can be evaluated anywhere and as often as needed."""
         if num_samples < 1:
-            raise InputError(f"num_samples must be at least 1; got {num_samples}.")
+            raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
         weights = self.inference.sample_weights(num_samples, generator)
         return FunctionSamples(self.features, weights, self.model.expansion.anchor)
 
@@ -128,15 +128,15 @@ class GaussianProcess:
         """The GP given more data, without retraining: p(f | D̃, D̃') with D̃' expanded at the same weights."""
         if not self.inference.exact:
             raise InputError(
-                f"Conditioning needs an exact posterior; this one is a {self.inference.description}, whose mean new "
-                "targets would not move. Convert with structure=Dense()."
+                f"condition: expected an exact posterior; got a {self.inference.description}, whose mean new targets "
+                "would not move. Convert with structure=Dense()."
             )
         if self.model.expansion.features is not self.features:
-            raise InputError("Conditioning is defined for Gauss-Newton features; this GP has gradient features.")
+            raise InputError("condition: expected a GP with Gauss-Newton features; got one with gradient features.")
         if self.model.of_step:
             raise InputError(
-                "This GP is that of a training step, in which examples count β N / M times. To add data to a trained "
-                "network, convert the network, and condition that GP."
+                "condition: expected the GP of a trained network; got that of a training step, in which each "
+                "example counts β N / M times. Convert the network, and condition that GP."
             )
         extra = read_data(data)
         inputs = self.network.check_inputs(extra.inputs)
@@ -159,8 +159,9 @@ class GaussianProcess:
         """The gradients of the log evidence with respect to δ and σ."""
         if self.model.of_step:
             raise InputError(
-                "This GP is that of a training step: its prior is (m_t, V_t), made from q_t and δ. For the gradient of "
-                "an evidence with respect to δ or σ, convert the network."
+                "evidence_gradient: expected the GP of a trained network; got that of a training step, whose prior "
+                "(m_t, V_t) is derived from q_t and δ. Convert the network, and use the gradient of that GP's "
+                "evidence."
             )
         return evidence_gradient(self.inference, self.likelihood, self.network.layout)
 

@@ -68,8 +68,8 @@ class Inference(Choice):
         """The same inference with a posterior precision of this structure."""
         if structure != Dense():
             raise InputError(
-                f"structure={structure!r} approximates the precision of the weights, which inference={self!r} does not "
-                "compute. Leave inference= out, or use inference=WeightSpace()."
+                f"structure={structure!r}: it approximates the precision of the weights, which inference={self!r} "
+                "does not compute. Leave inference= out, or use inference=WeightSpace()."
             )
         return self
 
@@ -79,15 +79,15 @@ class Inference(Choice):
         The prior of the model is N(0, V) with a diagonal V.
         """
         raise InputError(
-            f"inference={self!r} has no evidence as a function of δ and σ. Give both as numbers, e.g. "
-            "prior_precision=1.0, or use another inference."
+            f"inference={self!r}: it does not provide the evidence as a function of δ and σ. Give both as numbers, "
+            "e.g. prior_precision=1.0, or use another inference."
         )
 
     def grouped_terms(self, model: LinearModel, groups: Groups, num_noises: int) -> GroupedTerms:
         """The terms of the evidence for one δ per group of weights, and one σ for all outputs or one per output."""
         raise InputError(
-            f"inference={self!r} has no evidence with one δ per layer or one σ per output: that takes the exact "
-            "posterior, structure=Dense()."
+            f"inference={self!r}: it does not provide the evidence with one δ per layer or one σ per output. Use the "
+            "exact posterior, structure=Dense()."
         )
 
 

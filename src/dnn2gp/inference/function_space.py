@@ -242,7 +242,9 @@ class FunctionSpaceTerms(GroupedTerms):
         require_matrices((len(groups) + 3) * count**2, expansion)
         precision, features = model.prior.precision.double().diagonal(), expansion.features
         if not isinstance(features, NetworkFeatures):
-            raise InputError("One δ per layer is tuned with Gauss-Newton features, not with gradient features.")
+            raise InputError(
+                "per_layer: one δ per layer can be tuned with Gauss-Newton features, but not with gradient features."
+            )
         kernels = []
         for group in range(len(groups)):
             own = features.restricted(groups.names(group), expansion.inputs)

@@ -69,7 +69,7 @@ class Kernel:
         if out is None:
             return product(inputs, self.precision, other).to(self.features.anchor.dtype)
         if not isinstance(out, str | Path):
-            raise InputError(f"out: expected the name of a file; got {type(out).__name__}.")
+            raise InputError(f"out: expected a file name; got {type(out).__name__}.")
         return product(inputs, self.precision, other, out=Path(out))
 
     def _checked(self, inputs: Inputs, other: Inputs | None) -> tuple[Inputs, Inputs | None]:

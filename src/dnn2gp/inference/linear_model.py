@@ -49,7 +49,8 @@ class LinearModel:
         """Prior and features must speak of the same weights."""
         if self.prior.precision.size != self.expansion.features.num_weights:
             raise InputError(
-                f"A prior of {self.prior.precision.size} weights, features of {self.expansion.features.num_weights}."
+                f"prior: expected as many weights as the features have, {self.expansion.features.num_weights}; got "
+                f"{self.prior.precision.size}."
             )
 
     @staticmethod
@@ -75,13 +76,13 @@ class LinearModel:
         """
         if not isinstance(state, State) or not isinstance(info, Sites):
             raise InputError(
-                f"expected a State (optimizer.snapshot()) and what the step returned; got {type(state).__name__} and "
-                f"{type(info).__name__}."
+                "from_step: expected a State (optimizer.snapshot()) and the info that step() returned; got "
+                f"{type(state).__name__} and {type(info).__name__}."
             )
         if state.step != info.step:
             raise InputError(
                 f"state: expected q_t as it was before the step (step {info.step}); got that of step {state.step}. "
-                "Take it before: state = optimizer.snapshot(); info = optimizer.step(inputs, targets)."
+                "Take the snapshot first: state = optimizer.snapshot(); info = optimizer.step(inputs, targets)."
             )
         rate = info.beta if beta is None else beta
         prior = info.method.prior(state, rate)

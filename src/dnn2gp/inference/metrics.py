@@ -21,8 +21,8 @@ def nll(probabilities: Float[Tensor, "N K"], labels: Int[Tensor, " N"]) -> float
     of_label = probabilities.double().gather(-1, labels.unsqueeze(-1))
     if bool((of_label < 0).any()):
         raise InputError(
-            f"A probability is negative ({of_label.min().item():.3g}). Linear approximations such as Predictive.mean "
-            "can leave [0, 1]: use Predictive.delta(), probit() or monte_carlo() instead."
+            f"probabilities: expected numbers ≥ 0; got {of_label.min().item():.3g}. Linear approximations such as "
+            "Predictive.mean can leave [0, 1]: use Predictive.delta(), probit() or monte_carlo() instead."
         )
     return -of_label.log().mean().item()
 
@@ -34,7 +34,7 @@ def ece(probabilities: Float[Tensor, "N K"], labels: Int[Tensor, " N"], num_bins
     """
     check_predictions(probabilities, labels)
     if num_bins < 1:
-        raise InputError(f"num_bins must be at least 1; got {num_bins}.")
+        raise InputError(f"num_bins: expected at least 1; got {num_bins}.")
     confidence, prediction = probabilities.double().max(-1)
     edges = torch.linspace(0, 1, num_bins + 1, dtype=confidence.dtype, device=confidence.device)
     bins = torch.bucketize(confidence, edges[1:-1])
@@ -47,6 +47,6 @@ def check_predictions(probabilities: Tensor, labels: Tensor) -> None:
     """An `InputError` unless there is one row of probabilities for each of the labels, and at least one."""
     if probabilities.ndim != 2 or labels.ndim != 1 or len(probabilities) != len(labels) or len(labels) == 0:
         raise InputError(
-            "expected probabilities of shape (N, K) and labels of shape (N,) for the same N ≥ 1 examples, got shapes "
+            "probabilities, labels: expected shapes (N, K) and (N,) for the same N ≥ 1 examples; got "
             f"{tuple(probabilities.shape)} and {tuple(labels.shape)}."
         )

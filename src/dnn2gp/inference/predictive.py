@@ -138,8 +138,8 @@ class Predictive(Moments):
         """E[h(f)] by MacKay's probit approximation, for classification."""
         if not isinstance(self.likelihood, ClassificationLikelihood):
             raise InputError(
-                f"probit() is for classification; the likelihood is {type(self.likelihood).__name__}. "
-                "Use delta() or monte_carlo()."
+                f"probit: expected a likelihood for classification; got {type(self.likelihood).__name__}. Use "
+                "delta() or monte_carlo()."
             )
         return self._shaped(self.likelihood.probit(self.latent_mean, self.latent_covariance))
 
@@ -154,7 +154,7 @@ class Predictive(Moments):
     def sample_latent(self, num_samples: int, generator: torch.Generator | None = None) -> Float[Tensor, "S N K"]:
         """f ~ N(E f, J Σ̃ Jᵀ), each input apart (for samples of whole functions see GaussianProcess)."""
         if num_samples < 1:
-            raise InputError(f"num_samples must be at least 1; got {num_samples}.")
+            raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
         root = psd_root(self.latent_covariance)
         noise = normal((num_samples, *self.outputs.shape, 1), generator, root).to(root.dtype)
         return self.latent_mean + (root @ noise).squeeze(-1)
@@ -171,8 +171,9 @@ class Predictive(Moments):
     def _check_noise(self) -> None:
         if not self.noise_known:
             raise InputError(
-                "The noise of this GP was given for each training example, which says nothing of other inputs. Pass "
-                "that of these: predict(inputs, likelihood=GaussianLikelihood(sigma_for_these_inputs))."
+                "likelihood: the noise of this GP was given for each training example, so it is unknown at other "
+                "inputs. Pass the noise of these inputs: predict(inputs, "
+                "likelihood=GaussianLikelihood(sigma_for_these_inputs))."
             )
 
 

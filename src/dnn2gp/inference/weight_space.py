@@ -66,7 +66,7 @@ class WeightSpace(Inference):
     def with_structure(self, structure: Structure) -> WeightSpace:
         if self.structure not in (Dense(), structure):
             raise InputError(
-                f"structure={structure!r} contradicts inference={self!r}. Leave one of the two arguments out."
+                f"structure={structure!r}: it contradicts inference={self!r}. Leave one of the two arguments out."
             )
         return replace(self, structure=structure)
 

@@ -122,7 +122,7 @@ class ExactHessian(Curvature):
             4 * 8 * size**2,
             features.budget(),
             f"The exact Hessian of {size} weights",
-            "It is for small networks: use VOGGN or OGGN (Gauss-Newton), or VOGN or OGN (diagonal).",
+            "For larger networks, use VOGGN or OGGN (Gauss-Newton), or VOGN or OGN (diagonal).",
         )
         outputs = features.outputs(batch.inputs)
         residual = likelihood.residual(outputs, batch.targets)

@@ -78,7 +78,9 @@ class Expansion:
             return first
         maps = [each.features for each in expansions]
         if not all(isinstance(each, NetworkFeatures) for each in maps):
-            raise InputError("Only expansions with the features of a network can be stacked; for others take S = 1.")
+            raise InputError(
+                "expansions: only those with the features of a network can be stacked. For others, use S = 1."
+            )
         Q, R = first.root.shape[1:]
         root = first.root.new_zeros(len(first.root), len(maps) * Q, len(maps) * R)
         for position, each in enumerate(expansions):
@@ -149,7 +151,9 @@ class Expansion:
     def joined(self, other: Expansion) -> Expansion:
         """The expansion of both data sets, which must share features and anchor."""
         if other.features is not self.features or not same_form(self.inputs, other.inputs):
-            raise InputError("Only expansions of one network at one anchor, with inputs of one form, can be joined.")
+            raise InputError(
+                "expansion: expected the same network, anchor and form of inputs. Only such expansions can be joined."
+            )
         return replace(
             self,
             inputs=concatenate([self.inputs, other.inputs]),
@@ -164,7 +168,9 @@ def _outputs(features: NetworkFeatures, inputs: Inputs) -> Float[Tensor, "N K"]:
     outputs = features.outputs(inputs)
     if not outputs.isfinite().all():
         row = int((~outputs.isfinite()).any(1).nonzero()[0])
-        raise InputError(f"The network's output for example {row} holds NaN or infinity. Look at that example.")
+        raise InputError(
+            f"network: expected finite outputs; got NaN or infinity for example {row}. Check that example."
+        )
     return outputs
 
 

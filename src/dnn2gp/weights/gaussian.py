@@ -24,7 +24,10 @@ class Gaussian:
     def __post_init__(self) -> None:
         """Refuse a mean and a precision of different sizes."""
         if len(self.mean) != self.precision.size:
-            raise InputError(f"A mean of {len(self.mean)} weights but a precision of {self.precision.size}.")
+            raise InputError(
+                f"Gaussian: expected a mean and a precision of the same size; got a mean of {len(self.mean)} weights "
+                f"but a precision of {self.precision.size}."
+            )
 
     def __repr__(self) -> str:
         return f"Gaussian({len(self.mean)} weights, {self.precision.structure.name} precision)"

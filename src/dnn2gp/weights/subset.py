@@ -45,13 +45,16 @@ def _matching(network: Network, entry: object, module: nn.Module) -> set[str]:
     if isinstance(entry, nn.Module):
         found = [name for name, part in module.named_modules() if part is entry]
         if not found:
-            raise InputError(f"subset: {type(entry).__name__} is not a part of the network. {_known(network.layout)}")
+            raise InputError(
+                f"subset: expected a module of the network; got a {type(entry).__name__} that is not part of it. "
+                f"{_known(network.layout)}"
+            )
         entry = found[0]
     if not isinstance(entry, str):
         raise InputError(f"subset: expected names of layers, or modules; got {entry!r}. {_known(network.layout)}")
     matching = {name for name in names if name == entry or name.startswith(f"{entry}.") or entry == ""}
     if not matching:
-        raise InputError(f"subset: no trainable weight belongs to {entry!r}. {_known(network.layout)}")
+        raise InputError(f"subset: expected a layer with trainable weights; got {entry!r}. {_known(network.layout)}")
     return matching
 
 
@@ -67,7 +70,7 @@ def _last_layer(network: Network, inputs: Inputs) -> list[str]:
             reached = [result for result in results if result.requires_grad]
             if reached and _depends(outputs, reached):
                 return _layer_of([recorder.weights.extent(weight) for weight in given], network.layout)
-    raise InputError(f"subset: the last layer was not found; name it. {_known(network.layout)}")
+    raise InputError(f"subset: the last layer was not found. Give its name. {_known(network.layout)}")
 
 
 def _depends(outputs: Tensor, results: list[Tensor]) -> bool:

@@ -142,6 +142,6 @@ def _require(features: FeatureMap) -> None:
     require(
         3 * 8 * sum(size**2 for size in sizes),
         features.budget(),
-        f"A block-diagonal precision (largest layer {max(sizes)} weights)",
-        "structure=Kronecker() or Diagonal() needs less, and subset= takes fewer layers; neither is exact.",
+        f"A block-diagonal precision (the largest layer has {max(sizes)} weights)",
+        "structure=Kronecker() or Diagonal() needs less memory, and subset= selects fewer layers; neither is exact.",
     )

@@ -38,7 +38,7 @@ class Dense(Structure):
             3 * 8 * size**2,
             features.budget(),
             f"A dense precision of {size} weights",
-            f"{instead} structure=Kronecker() or Diagonal() is cheap, but far from exact.",
+            f"{instead} structure=Kronecker() and Diagonal() are cheap, but far from exact.",
         )
         matrix = features.ggn(inputs, root)
         matrix += prior.dense()

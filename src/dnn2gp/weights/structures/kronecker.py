@@ -161,13 +161,14 @@ class Kronecker(Structure):
         largest = max(part.stop - part.start for part in parts)
         if parts == [slice(0, features.num_weights)] and len(features.layers) > 1:
             raise InputError(
-                "structure=Kronecker() needs the factors of each layer: use features=LayerwiseFeatures (the default)."
+                "features: structure=Kronecker() needs the factors of each layer. Use features=LayerwiseFeatures, "
+                "the default."
             )
         require(
             3 * 8 * features.kronecker_numbers(inputs),
             features.budget(),
-            f"The Kronecker factors (largest weight {largest} numbers)",
-            "structure=Diagonal() needs less, and subset= takes fewer layers; neither is exact.",
+            f"The Kronecker factors (the largest weight has {largest} entries)",
+            "structure=Diagonal() needs less memory, and subset= selects fewer layers; neither is exact.",
         )
         factors = features.kronecker(inputs, root)
         covered = [part for own in factors for part in own.parts]
@@ -308,9 +309,9 @@ def _delta(prior: Precision, parts: Sequence[slice]) -> Float[Tensor, ""]:
     known = [scale for scale in scales if scale is not None]
     if len(known) < len(scales) or any(scale != known[0] for scale in known):
         raise InputError(
-            "prior_precision: structure=Kronecker() takes one number per layer (or one for all layers); got several "
-            "within a layer. Give prior_precision as a number or as a mapping from layer to number, or use another "
-            "structure."
+            "prior_precision: expected one number per layer, or one for all layers, for structure=Kronecker(); got "
+            "several within a layer. Give prior_precision as a number or as a mapping from layer to number, or use "
+            "another structure."
         )
     return known[0].double().square().reciprocal()
 
