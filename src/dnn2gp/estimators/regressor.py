@@ -140,7 +140,8 @@ class GPNetRegressor(RegressorMixin, GPNetEstimator):
         """
         if return_std and return_cov:
             raise InputError(
-                "predict: expected return_std or return_cov, not both: the covariance contains the variances."
+                "predict: expected return_std or return_cov; got both. The diagonal of the covariance holds the "
+                "variances."
             )
         if return_cov:
             inputs = self._checked(X)

@@ -40,7 +40,9 @@ def packed(state: State, method: str, num_data: int, temperature: float, generat
 def unpacked(own: Any, now: State, method: str, num_data: int, temperature: float) -> State:
     """The inverse of `packed`, with the mean, dtype and device of the present state `now`."""
     if not isinstance(own, dict) or set(own) != _HELD:
-        raise FileFormatError(f"load_state_dict: expected the value of {method}.state_dict().")
+        raise FileFormatError(
+            f"load_state_dict: expected a state returned by {method}.state_dict(); got something else."
+        )
     expected = precision_values(now)
     if own["method"] != method or own["precision"].shape != expected.shape:
         raise FileFormatError(
@@ -50,8 +52,8 @@ def unpacked(own: Any, now: State, method: str, num_data: int, temperature: floa
     for name, value in zip(_SETTINGS, (num_data, temperature), strict=True):
         if own[name] != value:
             raise FileFormatError(
-                f"load_state_dict: expected the state of a training with {name} = {value}; got one with {own[name]}. "
-                "Create the optimizer with the settings of that training."
+                f"load_state_dict: expected the state of a training run with {name} = {value}; got one with "
+                f"{own[name]}. Create the optimizer with the settings of that run."
             )
     return State(
         now.mean,

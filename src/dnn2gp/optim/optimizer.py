@@ -148,16 +148,21 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         """One step on this batch; without a batch, on those that `backward` evaluated, with the present gradients."""
         if inputs is not None:
             if targets is None:
-                raise InputError("step: expected inputs and targets; the targets are missing.")
+                raise InputError(
+                    "step: expected inputs and targets; the targets are missing. Call step(inputs, targets)."
+                )
             if self._pending is not None:
                 raise InputError(
                     "step: a step has begun with backward(). Call step() without data to finish it, add this batch "
-                    "with backward(inputs, targets) first, or call zero_grad() to discard it."
+                    "with backward(inputs, targets) first, or discard the step with zero_grad()."
                 )
             self.backward(inputs, targets)
         pending = self._pending
         if pending is None:
-            raise InputError("step: expected step(inputs, targets), or backward(inputs, targets) before step().")
+            raise InputError(
+                "step: expected inputs and targets; got neither. Call step(inputs, targets), or backward(inputs, "
+                "targets) before step()."
+            )
         try:
             lr, precision_lr = self._rates()
             after, info = pending.method.finish(pending.step, lr, precision_lr, self._modified_gradient(pending))
@@ -274,8 +279,8 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         """Refuse a second group: q_t is one Gaussian over all weights."""
         if self.param_groups:
             raise InputError(
-                "param_group: expected a single group, as q_t is one Gaussian over all weights. For different priors "
-                "pass one prior_precision per layer; to exclude layers, freeze them (requires_grad_(False))."
+                "param_group: expected a single group, because q_t is one Gaussian over all weights. For different "
+                "priors, pass one prior_precision per layer; to exclude layers, freeze them (requires_grad_(False))."
             )
         super().add_param_group(param_group)
 
@@ -295,8 +300,8 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         pending = self._pending
         if pending is not None and self._trained.touched(pending.written):
             raise InputError(
-                "backward: the weights' grad was modified since the last backward(), and this call would overwrite it. "
-                "Clip after the last batch of a step. The step that had begun is discarded."
+                "backward: the grad of the weights was modified after the last backward(), and this call would "
+                "overwrite it. Clip after the last batch of a step. The step that had begun is discarded."
             )
         self._trained.refresh_statistics(batch.inputs)
         if pending is None:

@@ -45,7 +45,7 @@ class Recorder:
     ) -> None:
         self.data, self.steps = read_data(data), frozenset(steps)
         if not self.steps or min(self.steps) < 1:
-            raise InputError(f"steps: expected step numbers from 1; got {sorted(self.steps)}.")
+            raise InputError(f"steps: expected step numbers ≥ 1; got {sorted(self.steps)}.")
         self.beta, self.num_samples, self.seed = beta, num_samples, seed
         self.records: list[Record] = []
 

@@ -69,8 +69,9 @@ class Ensemble:
         self._num_outputs: int | None = None
         if len(inputs) not in (1, len(prior_precision)) or inputs.shape[:2] != targets.shape[:2]:
             raise InputError(
-                f"inputs: expected one data set for each of {len(prior_precision)} members, B × N × …, or one for all, "
-                f"1 × N × …; got inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}."
+                f"inputs: expected one data set for each of {len(prior_precision)} members (B × N × …) or one for "
+                f"all (1 × N × …); got inputs of shape {tuple(inputs.shape)} and targets of shape "
+                f"{tuple(targets.shape)}."
             )
 
     @property

@@ -57,7 +57,9 @@ def gradient(
     if not isinstance(network, nn.Module):
         raise InputError(f"network: expected the torch.nn.Module to tune; got {type(network).__name__}.")
     if max_rounds < 1 or not tolerance > 0:
-        raise InputError(f"expected max_rounds ≥ 1 and tolerance > 0; got {max_rounds} and {tolerance}.")
+        raise InputError(
+            f"max_rounds, tolerance: expected max_rounds ≥ 1 and tolerance > 0; got {max_rounds} and {tolerance}."
+        )
     own, training = deepcopy(network), read_data(data)
     choice = PriorChoice.first(own, training, likelihood, prior_precision, per_layer, per_output)
     with show_progress(progress):
@@ -125,7 +127,7 @@ def _shortened(best: _Round, tolerance: float) -> tuple[str, ...]:
     if asked < tolerance:
         return ()
     return (
-        f"At the features of this network, the evidence would change δ or σ by {asked:.0%}, but networks retrained "
+        f"With the features of this network, the evidence would change δ or σ by {asked:.0%}, but networks retrained "
         "with these values have less evidence. The steps were shortened.",
     )
 

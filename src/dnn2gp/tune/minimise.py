@@ -68,7 +68,7 @@ def minimise(
     require(
         4 * 8 * ensemble.size * size**2,
         default_budget(),
-        f"Training {ensemble.size} networks of {size:,} weights by Gauss-Newton steps",
+        f"Training {ensemble.size} networks of {size:,} weights with Gauss-Newton steps",
         "Use a smaller network (width, depth) or fewer restarts.",
     )
     state = _Progress.start(ensemble, weights.double(), gain, damping)
@@ -117,7 +117,9 @@ def _lbfgs(network: nn.Module, data: Data, likelihood: Likelihood, prior_precisi
     first = function.weights.double().cpu().numpy()
     found = scipy.optimize.minimize(loss, first, jac=True, method="L-BFGS-B", options=options)
     if not np.isfinite(found.fun):
-        raise DivergedError(f"The loss is {found.fun} after training by L-BFGS; the weights are unchanged.")
+        raise DivergedError(
+            f"The loss is {found.fun} after training with L-BFGS. The weights of the network are unchanged."
+        )
     write_weights(network, torch.from_numpy(found.x))
 
 

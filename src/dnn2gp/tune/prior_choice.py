@@ -52,13 +52,15 @@ class PriorChoice:
         if not isinstance(likelihood, Likelihood):
             raise InputError(f"likelihood: expected an instance, e.g. GaussianLikelihood(); got {likelihood!r}.")
         if per_output and not likelihood.is_open:
-            raise InputError("per_output: expected GaussianLikelihood(), with σ open, to tune one σ per output.")
+            raise InputError(
+                "per_output: expected GaussianLikelihood() without a σ; only then is one σ per output tuned."
+            )
         layout, targets = layout_of(network), data.targets
         like = torch.zeros((), dtype=torch.float64)
         each = expand_precision(prior_precision, layout, like)
         layers = torch.stack([each[layout.ranges[layout.names[group[0]]]][0] for group in layout.layers.values()])
         if not torch.equal(layout.expand(layers), each) or (not per_layer and bool((each != each[0]).any())):
-            raise InputError("prior_precision: expected one initial number or, with per_layer=True, one per layer.")
+            raise InputError("prior_precision: expected one initial value, or one per layer with per_layer=True.")
         unit = spread(targets) if likelihood.is_open else 1.0
         if likelihood.is_open:
             outputs = targets.shape[1] if targets.ndim > 1 else 1

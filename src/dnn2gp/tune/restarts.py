@@ -180,7 +180,7 @@ def fit_restarts(
     targets          in the canonical form of the likelihood: N × K for a regression, N labels for classes
     """
     if restarts < 1 or max_rounds < 1:
-        raise InputError(f"expected restarts ≥ 1 and max_rounds ≥ 1; got {restarts} and {max_rounds}.")
+        raise InputError(f"restarts, max_rounds: expected integers ≥ 1; got {restarts} and {max_rounds}.")
     weights = initial_weights(build, [seed * 1000 + position for position in range(restarts)])
     with global_states_kept():  # a new module draws its initial weights
         network, fitted = build(), build()
@@ -269,14 +269,16 @@ class _Search:
     def finished(self, network: nn.Module, rounds: int) -> Fitted:
         """The best member, trained to its minimum."""
         if not self.evidence.isfinite().any():
-            raise DivergedError("No initialisation led to a finite evidence. Check the scale of inputs and targets.")
+            raise DivergedError("No initialisation has a finite evidence. Check the scale of inputs and targets.")
         own = self._best_at_its_minimum()
         weights, place, variance = self.weights[own], self.place[own], self.variance[own]
         ensemble = self.problem.ensemble(place.exp())
         curvature = ensemble.curvature(weights)
         evidence = ensemble.evidence(weights, curvature, None if self.problem.spread is None else variance)
         if not evidence.isfinite():
-            raise DivergedError("The final training has no finite evidence. Check the scale of inputs and targets.")
+            raise DivergedError(
+                "The final network does not have a finite evidence. Check the scale of inputs and targets."
+            )
         write_weights(network, weights[0])
         known = self.problem.likelihood
         return Fitted(

@@ -40,7 +40,7 @@ class WhileTraining:
         per_output: bool = False,
     ) -> None:
         if start < 0 or every < 1:
-            raise InputError(f"expected start ≥ 0 and every ≥ 1; got {start} and {every}.")
+            raise InputError(f"start, every: expected start ≥ 0 and every ≥ 1; got {start} and {every}.")
         self.network, self.data, self.start, self.every = network, read_data(data), start, every
         self._choice = PriorChoice.first(network, self.data, likelihood, prior_precision, per_layer, per_output)
 
