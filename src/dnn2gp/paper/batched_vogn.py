@@ -192,7 +192,7 @@ def _trained(
     if not isinstance(likelihood, GaussianLikelihood) or likelihood.sigma.numel() != 1:
         raise InputError(f"ensemble: expected GaussianLikelihood(σ) with one σ; got {likelihood}.")
     if not weights.isfinite().all():
-        raise InputError("weights: expected finite numbers; got NaN or infinite ones.")
+        raise InputError("weights: expected finite numbers; got NaN or infinity.")
     sizes, sigma = LayerSizes.of(ensemble.network), likelihood.sigma.item()
     inputs, targets = (part.to(dtype).expand(ensemble.size, -1, -1) for part in (ensemble.inputs, ensemble.targets))
     delta, first = ensemble.prior_precision.to(dtype), weights.to(dtype)

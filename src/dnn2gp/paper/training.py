@@ -190,7 +190,7 @@ class Training:
         """The scores of the network at the mean and, for VOGN and OGN, of the average over networks w ~ q."""
         found = [self.score_at_the_mean()]
         if isinstance(self.optimizer, OnlineNewtonOptimizer):
-            averaged = f"average of {self.config.networks} networks ~ q"
+            averaged = f"average of {self.config.networks} networks drawn from q"
             found.append(self._score(averaged, self._sampled(self.optimizer)))
         return found
 
@@ -264,8 +264,8 @@ class Training:
         if kept != own:
             differing = [name for name, value in own.items() if kept.get(name) != value]
             raise InputError(
-                f"{self.path} belongs to a different training (differing in {', '.join(differing)}). Resume with the "
-                "same settings, or choose another folder (--out)."
+                f"{self.path} belongs to a different training run (it differs in {', '.join(differing)}). Resume "
+                "with the same settings, or choose another folder (--out)."
             )
         self.network.load_state_dict(tree["network"])
         self.optimizer.load_state_dict(tree["optimizer"])
@@ -333,15 +333,15 @@ def run(
         each.check()
         if not resume and (each.folder / CHECKPOINT).exists():
             raise InputError(
-                f"{each.folder / CHECKPOINT} already exists, from another training. Continue it with --resume, or "
-                "choose another folder (--out)."
+                f"{each.folder / CHECKPOINT} already exists, from another training run. Continue that run with "
+                "--resume, or choose another folder (--out)."
             )
     for each in configs:
         try:
             each.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f"Cannot create the folder {each.folder}: {error.strerror}. Choose another (--out)."
+                f"Cannot create the folder {each.folder}: {error.strerror}. Choose another folder (--out)."
             ) from error
     images = load_images(config.data)
     scores: list[Score] = []
@@ -353,7 +353,7 @@ def run(
             try:
                 training.run()
             except KeyboardInterrupt:
-                console.print(f"Stopped. {training.path} holds the present state: continue with --resume.")
+                console.print(f"Stopped. The current state is in {training.path}. Continue with --resume.")
                 raise
             scores += training.scores()
     console.print(table(scores))

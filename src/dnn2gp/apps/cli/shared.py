@@ -19,8 +19,8 @@ _FAILED, _INTERRUPTED = 1, 130
 _SMOKE = "smoke: a much smaller run, to check that everything works."
 Config = TypeVar("Config")
 
-Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for all files; created if it does not exist.")]
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Random seed; the same seed gives the same numbers.")]
+Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder; created if it does not exist.")]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Random seed; the same seed gives the same results.")]
 
 
 class Preset(str, Enum):

@@ -65,9 +65,7 @@ class TableTuningConfig:
         """Raise an `InputError` for invalid settings, before anything is read."""
         for name, values in (("width", self.widths or (1,)), ("depth", self.depths)):
             if not values or min(values) < 1 or len(set(values)) < len(values):
-                raise InputError(
-                    f"{name}: expected different numbers of at least 1; got {', '.join(map(str, values))}."
-                )
+                raise InputError(f"{name}: expected distinct integers ≥ 1; got {', '.join(map(str, values))}.")
         if self.activation not in ACTIVATIONS:
             raise InputError(f"activation: expected one of {', '.join(ACTIVATIONS)}; got {self.activation!r}.")
         if self.task not in TASKS:

@@ -120,8 +120,8 @@ def _categories(table: Table, name: str) -> tuple[str, ...]:
     count = texts.nunique()
     if count == len(texts) > _FEW:
         raise InputError(
-            f"{table.name}: every cell of column {name!r} has a different text, from which nothing can be learnt. If "
-            f"it is an id, leave it out with --drop {name!r}."
+            f"{table.name}: every cell of column {name!r} has a different text, from which nothing can be learned. "
+            f"If it is an id, leave it out with --drop {name!r}."
         )
     if count > MAX_CATEGORIES:
         raise InputError(
