@@ -374,7 +374,7 @@ def test_other_errors(table: Path, tmp_path: Path) -> None:
         (("tune", tmp_path / "no.csv", "--target", "price"), "no.csv does not exist. Give the path"),
         (
             ("tune", table),
-            "target: expected the column to predict; got none. Give --target, one of: rooms, size, city, garden, price.",
+            "expected the column to predict; got none. Give --target, one of: rooms, size, city, garden, price.",
         ),
         ((*known, "--predict", tmp_path / "new.csv"), "new.csv lacks the column 'city', which the model predicts from"),
         ((*known, "--drop", "bath"), "has no column 'bath'"),
