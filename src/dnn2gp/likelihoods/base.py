@@ -35,7 +35,7 @@ class Likelihood(ABC):
         """The targets in this likelihood's canonical form, or an `InputError` that says what to change."""
 
     def check_outputs(self, shape: tuple[int, ...]) -> None:
-        """Refuse a network if its output shape for one example is not supported; by default, every shape is."""
+        """Reject a network if its output shape for one example is not supported; by default, every shape is."""
         return None
 
     @abstractmethod
@@ -72,10 +72,10 @@ class Likelihood(ABC):
     def sample(
         self, f: Float[Tensor, "N K"], num_samples: int, generator: torch.Generator | None
     ) -> Shaped[Tensor, "S N ..."]:
-        """Draws of y ~ p(y|f) in canonical form. Without a generator: a fresh seed; the global RNG is left alone."""
+        """Draws of y ~ p(y|f) in canonical form. Without a generator, a fresh seed is used, never the global RNG."""
 
     def state(self) -> dict[str, Tensor]:
-        """The parameters as named tensors, detached, for saving; none unless a subclass has some."""
+        """The parameters as named, detached tensors for saving; empty unless a subclass has some."""
         return {}
 
     @classmethod

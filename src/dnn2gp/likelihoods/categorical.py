@@ -28,7 +28,7 @@ class CategoricalLikelihood(ClassificationLikelihood):
     name: ClassVar[str] = "categorical"
 
     def check_outputs(self, shape: tuple[int, ...]) -> None:
-        """One logit per class, and nothing else."""
+        """Accept only one logit per class."""
         if len(shape) > 1:
             raise InputError(
                 f"network: expected outputs of shape (N, K), one logit per class; got {('N', *shape)}. "

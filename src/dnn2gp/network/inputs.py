@@ -31,7 +31,7 @@ def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether no entry is NaN or infinite: so if the sum is finite, which is quick; otherwise all entries are read."""
+    """Whether all entries are finite. A finite sum, which is fast, proves it; otherwise all entries are checked."""
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 

@@ -153,7 +153,7 @@ class Network:
         return check_tensor(self._evaluate(weights, inputs)).reshape(num_examples(inputs), -1)
 
     def check_inputs(self, inputs: Inputs, *, keep_graph: bool = False) -> Inputs:
-        """Move inputs to the device of the weights; refuse other float dtypes, non-finite values and other forms.
+        """Move inputs to the device of the weights; reject other float dtypes, non-finite values and other forms.
 
         With `keep_graph`, inputs that require a gradient still do, so that results can be differentiated.
         """

@@ -15,7 +15,7 @@ C = TypeVar("C", bound="Choice")
 class Choice(ABC):
     """One of several ways to do something, with its options: the base of a frozen dataclass with one field per option.
 
-    An abstract subclass (`Structure`, `Inference`) says what every such choice must answer and holds the registry
+    An abstract subclass (`Structure`, `Inference`) defines what every such choice must provide and holds the registry
     `kinds`. A final subclass has a `name`, under which it is registered: that is how files refer to it. Every option
     has a default and a value that JSON can hold, unless `options` and `from_options` translate it.
     """

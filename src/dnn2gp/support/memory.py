@@ -1,4 +1,4 @@
-"""The memory budget in bytes, and an error with numbers where something does not fit into it."""
+"""The memory budget in bytes, and an error that states the sizes when something does not fit into it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _container_limit(folder: Path = Path("/sys/fs/cgroup")) -> int:
     if limit.strip() == "max":
         return sys.maxsize
     counts = dict(line.split() for line in stat.splitlines())
-    reclaimable = int(counts.get("inactive_file", 0))  # cached files, given up when memory is asked for
+    reclaimable = int(counts.get("inactive_file", 0))  # cached files, which the system frees on demand
     return max(0, int(limit) - int(used) + reclaimable)
 
 
