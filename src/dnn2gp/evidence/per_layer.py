@@ -46,7 +46,7 @@ class LayerEvidence(EvidenceFunction):
     ) -> None:
         """Compute the matrices of all layers or outputs once; without `per_layer`, one c applies to all weights.
 
-        `at_weights`: the Laplace evidence for a Gaussian likelihood too, with the weights where they are.
+        `at_weights`: use the Laplace evidence at fixed weights, for a Gaussian likelihood too.
         """
         expansion = check_plain_prior(model)
         if not isinstance(expansion.features, NetworkFeatures):

@@ -1,4 +1,4 @@
-"""prior_precision="evidence": δ, and σ where it is open, by the evidence at the network's weights."""
+"""prior_precision="evidence": choosing δ, and σ if it is open, by the evidence at the network's weights."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tune_model(
     layout: Layout,
     choose: Callable[[LinearModel], Inference],
 ) -> Tuned | None:
-    """δ and an open σ of the largest evidence at these weights; None if both are given. One that is given is kept.
+    """The δ and open σ with the largest evidence at these weights; None if both are given. A given one is kept.
 
     `choose` returns the inference for a linear model, whose evidence is maximised.
     """
@@ -100,7 +100,7 @@ class _Varied:
         return found if self.unit is None else {**found, SIGMA: self.unit * self.best.noise_scale.item()}
 
     def notes(self) -> tuple[str, ...]:
-        """Problems of the network that the evidence reveals, in words."""
+        """Messages about problems of the network that the evidence reveals."""
         best, notes = self.best, []
         scale, noise = best.precision_scale.item(), best.noise_scale.item()
         if "δ" in best.at_edge:

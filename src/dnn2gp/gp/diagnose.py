@@ -1,4 +1,4 @@
-"""Can this GP be trusted? Measurements on the user's own network, with advice in words."""
+"""Can this GP be trusted? Measurements on the user's own network, with advice."""
 
 from __future__ import annotations
 
@@ -82,7 +82,6 @@ class Diagnosis:
         return self.verdict != _BAD
 
     def __str__(self) -> str:
-        """The report."""
         verdict = {
             _GOOD: "The approximations of this GP hold: the network is at a minimum. (Its prior was not assessed.)",
             _CAUTION: "This GP can be used with care: see the points marked [caution].",

@@ -1,4 +1,4 @@
-"""The file of a saved GP: tensors in safetensors format, everything else as JSON in its header, nothing to unpickle."""
+"""The file of a saved GP: tensors in safetensors format, everything else as JSON in its header, and no pickle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEY = "dnn2gp"
 
 
 def write_file(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write the header and the tensors, whole or not at all."""
+    """Write the header and the tensors, completely or not at all."""
     # A copy of each tensor: safetensors accepts neither views nor shared memory.
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
@@ -53,7 +53,7 @@ class Part(dict[str, Tensor]):
 @final
 @dataclass(frozen=True)
 class SavedFile:
-    """The contents of a file: its header, which has been checked, and its tensors."""
+    """The contents of a file: its validated header and its tensors."""
 
     path: Path
     header: dict[str, Any]
@@ -143,7 +143,7 @@ def _header(path: Path, text: str, tensors: dict[str, Tensor]) -> dict[str, Any]
 
 
 def _upgraded(header: dict[str, Any]) -> dict[str, Any]:
-    """A header of format 1, which names the structure beside the inference rather than among its options."""
+    """A header of format 1, in which the structure is a separate field rather than an option of the inference."""
     name, structure = header.get("inference"), header.get("structure")
     kind = Inference.kinds.get(name) if isinstance(name, str) else None
     if kind is None or "structure" not in {field.name for field in fields(kind)}:  # pyright: ignore[reportArgumentType]

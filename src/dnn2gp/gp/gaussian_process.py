@@ -1,4 +1,4 @@
-"""Step C: the Gaussian process that the network is. It predicts, samples, and gives its kernel and its evidence."""
+"""Step C: the network as a Gaussian process, with predictions, samples, its kernel and its evidence."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class GaussianProcess:
         return self._linear(inputs, self.prior.mean)
 
     def mean(self, inputs: Inputs) -> Float[Tensor, "N *shape"]:
-        """E[f(x) | D̃] = J(x) μ: the posterior mean over transformed outputs, as the paper draws it."""
+        """E[f(x) | D̃] = J(x) μ: the posterior mean over transformed outputs, which the paper plots."""
         return self._linear(inputs, self.inference.mean)
 
     def covariance(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
@@ -148,7 +148,7 @@ class GaussianProcess:
         return GaussianProcess(self.features, self.inference.conditioned(expansion), self.likelihood)
 
     def costs(self) -> tuple[Cost, ...]:
-        """The cost of each inference for these data and this network, the one with the smallest matrix first."""
+        """The cost of each inference for this data and network, the one with the smallest matrix first."""
         return costs(self.model)
 
     def evidence(self) -> Evidence:

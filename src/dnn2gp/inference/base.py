@@ -1,4 +1,4 @@
-"""What a way of inference must answer: the choice that a user makes, its cost, and the posterior that it infers."""
+"""What an inference must provide: the choice that a user makes, its cost, and the posterior that it computes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dnn2gp.weights.structures import Dense, Precision, Structure
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one way of inference: the side of its matrix, the number of operations, and the memory in bytes."""
+    """The cost of an inference: the side of its matrix, the number of operations, and the memory in bytes."""
 
     space: str
     """The name of the inference."""
@@ -44,11 +44,11 @@ class Cost:
 class Inference(Choice):
     """How the posterior p(w | D̃) = N(μ, Σ̃) of a linear model is computed: `WeightSpace()`, `FunctionSpace()`, …
 
-    A new way of inference is one file with the choice and the `Posterior` that it infers.
+    A new inference is one file with the choice and its `Posterior`.
     """
 
     automatic: ClassVar[bool] = False
-    """Whether `convert` may choose it when the user names no inference; only for those that are exact."""
+    """Whether `convert` may choose it if the user does not pass an inference; only for exact ones."""
 
     kinds: ClassVar[dict[str, type[Inference]]] = {}
 
@@ -92,7 +92,7 @@ class Inference(Choice):
 
 
 class Posterior(ABC):
-    """The posterior p(w | D̃) = N(μ, Σ̃) of a linear model, known by the products that predictions need."""
+    """The posterior p(w | D̃) = N(μ, Σ̃) of a linear model, accessed through the products that predictions need."""
 
     method: Inference
     """The inference that computed it."""
@@ -101,7 +101,7 @@ class Posterior(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """What it is in a few words, e.g. "dense posterior in function space"."""
+        """A short description, e.g. "dense posterior in function space"."""
 
     @property
     def exact(self) -> bool:
@@ -175,7 +175,7 @@ class Posterior(ABC):
         return (anchor.double() - self.step).to(anchor.dtype)
 
     def latent(self, features: FeatureMap, inputs: Inputs) -> Latent:
-        """Outputs, shift and covariance of f at each input, from one pass over the inputs, a chunk at a time."""
+        """Outputs, shift and covariance of f at each input, from one pass over the inputs, one chunk at a time."""
         step, parts = self.step[:, None], []
         for part in track(list(chunks(num_examples(inputs), self.chunk(features, inputs))), "predictions"):
             outputs, factors = features.outputs_and_factors(take(inputs, part))

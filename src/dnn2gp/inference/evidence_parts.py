@@ -78,7 +78,7 @@ class GroupedTerms(ABC):
 
 
 def require_matrices(numbers: int, expansion: Expansion) -> None:
-    """Raise unless the matrices of all groups or outputs, with so many numbers in all, fit into the memory budget."""
+    """Raise unless the matrices of all groups or outputs, with this many numbers in total, fit into the budget."""
     require(
         8 * numbers,
         expansion.features.budget(),

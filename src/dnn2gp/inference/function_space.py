@@ -55,7 +55,7 @@ class FunctionSpace(Inference):
         return FunctionSpacePosterior(self, model, cholesky(matrix, "I + SᵀKS", KNOB), sites)
 
     def restored(self, model: LinearModel, state: dict[str, Tensor]) -> FunctionSpacePosterior:
-        """In the memory order that a fresh factor has, so that results are the same to the last bit."""
+        """Restore L in the memory order of a fresh factor, so that results are bit-identical."""
         _require(model.expansion, model.expansion.num_sites)
         sites = _sites(model.expansion, model.prior.precision.double())
         return FunctionSpacePosterior(self, model, state["factor"].mT.contiguous().mT, sites)

@@ -1,4 +1,4 @@
-"""How good predicted class probabilities are: accuracy, negative log likelihood, expected calibration error."""
+"""Metrics of predicted class probabilities: accuracy, negative log likelihood, expected calibration error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def accuracy(probabilities: Float[Tensor, "N K"], labels: Int[Tensor, " N"]) -> 
 
 
 def nll(probabilities: Float[Tensor, "N K"], labels: Int[Tensor, " N"]) -> float:
-    """−(1/N) Σ_n log p_n(y_n), in nats; infinite where a true class was given the probability 0."""
+    """−(1/N) Σ_n log p_n(y_n), in nats; infinite if a true class has probability 0."""
     check_predictions(probabilities, labels)
     of_label = probabilities.double().gather(-1, labels.unsqueeze(-1))
     if bool((of_label < 0).any()):
@@ -44,7 +44,7 @@ def ece(probabilities: Float[Tensor, "N K"], labels: Int[Tensor, " N"], num_bins
 
 
 def check_predictions(probabilities: Tensor, labels: Tensor) -> None:
-    """An `InputError` unless there is one row of probabilities for each of the labels, and at least one."""
+    """Raise an `InputError` unless there is one row of probabilities per label, and at least one label."""
     if probabilities.ndim != 2 or labels.ndim != 1 or len(probabilities) != len(labels) or len(labels) == 0:
         raise InputError(
             "probabilities, labels: expected shapes (N, K) and (N,) for the same N ≥ 1 examples; got "

@@ -1,4 +1,4 @@
-"""Appendix B: from the latent function f over transformed outputs ỹ back to the outputs y that the user knows."""
+"""Appendix B: from the latent function f over transformed outputs ỹ back to the user's outputs y."""
 
 from __future__ import annotations
 
@@ -92,10 +92,9 @@ class Predictive(Moments):
     latent_covariance: Float[Tensor, "N K K"]
     """J Σ̃ Jᵀ, the covariance of f."""
     noise_known: bool = True
-    """Whether the likelihood speaks of the noise at these inputs (not if it was given for each training example)."""
+    """Whether the likelihood defines the noise at these inputs (not if it was given for each training example)."""
 
     def __repr__(self) -> str:
-        """One line."""
         return f"Predictive({len(self.outputs)} inputs, outputs of shape {self.output_shape})"
 
     @property
@@ -152,7 +151,7 @@ class Predictive(Moments):
         return self._shaped(means.mean(0))
 
     def sample_latent(self, num_samples: int, generator: torch.Generator | None = None) -> Float[Tensor, "S N K"]:
-        """f ~ N(E f, J Σ̃ Jᵀ), each input apart (for samples of whole functions see GaussianProcess)."""
+        """f ~ N(E f, J Σ̃ Jᵀ), independently for each input (for samples of whole functions, see GaussianProcess)."""
         if num_samples < 1:
             raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
         root = psd_root(self.latent_covariance)
@@ -178,7 +177,7 @@ class Predictive(Moments):
 
 
 def psd_root(covariance: Float[Tensor, "*B K K"]) -> Float[Tensor, "*B K K"]:
-    """C^{½} by eigenvalues, which may be zero; rounding below zero counts as zero, more is an error."""
+    """C^{½} from the eigenvalues. Negative ones within rounding count as zero; others are an error."""
     values, vectors = torch.linalg.eigh(covariance)
     floor = -1e3 * torch.finfo(covariance.dtype).eps * values.abs().amax(-1)
     if (values[..., 0] < floor).any():

@@ -87,7 +87,7 @@ class WeightSpace(Inference):
 
 @final
 class WeightSpacePosterior(Posterior):
-    """N(μ, Σ̃) by its precision Σ̃⁻¹, in whichever structure it has."""
+    """N(μ, Σ̃), given by its precision Σ̃⁻¹ in any structure."""
 
     def __init__(self, method: Inference, model: LinearModel, precision: Precision) -> None:
         """The posterior precision of the model, as `method` computed it."""

@@ -144,7 +144,7 @@ class TrainedNetwork:
         return found
 
     def refresh_statistics(self, inputs: Inputs) -> None:
-        """If BatchNorm is in train mode, update its running statistics by one pass at the mean.
+        """If BatchNorm is in train mode, update its running statistics with one pass at the mean.
 
         The step itself keeps them fixed: with batch statistics, an example would have no gradient of its own.
         """

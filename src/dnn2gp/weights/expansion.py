@@ -2,7 +2,7 @@
 
     ∇ℓᵢ(w) = φᵢ vᵢ ,      ∇²ℓᵢ(w) ≈ φᵢ Dᵢ φᵢᵀ
 
-Everything after this file knows the network only through (φ, v, D).
+Everything after this file sees the network only through (φ, v, D).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Expansion:
 
     @staticmethod
     def stacked(expansions: Sequence[Expansion]) -> Expansion:
-        """The same examples expanded at S weights, as one: features and residuals below one another, D block by block.
+        """The same examples expanded at S weights, as one: features and residuals stacked, D block diagonal.
 
         Appendix A.2. The anchor is that of the first one; see `anchored`.
         """
@@ -141,7 +141,7 @@ class Expansion:
     def sampled(self, num_columns: int, generator: torch.Generator | None = None) -> Expansion:
         """A cheap estimate: D = S Sᵀ by `num_columns` random columns S ε / √C, ε ~ N(0, I), so that E[D̂] = D.
 
-        The GGN, its diagonal and its Kronecker factors then take C backward passes in place of R, and are unbiased.
+        The GGN, its diagonal and its Kronecker factors then take C backward passes instead of R, and are unbiased.
         """
         if num_columns < 1:
             raise InputError(f"num_columns: expected at least 1; got {num_columns}.")

@@ -1,4 +1,4 @@
-"""The one Cholesky factorisation of the package: float64, no jitter, and a failure that says how bad it is."""
+"""The only Cholesky factorisation of the package: in float64, without jitter; errors give the eigenvalues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dnn2gp.support.errors import NotPositiveDefiniteError
 
 
 def cholesky(matrix: Float[Tensor, "M M"], what: str, instead: str) -> Float[Tensor, "M M"]:
-    """L with L Lᵀ = matrix, in float64. `what` names the matrix, `instead` the knob to turn if it fails."""
+    """L with L Lᵀ = matrix, in float64. `what` names the matrix; `instead` says what to change if it fails."""
     matrix = matrix.double()
     if not matrix.isfinite().all():
         raise NotPositiveDefiniteError(f"{what} contains NaN or infinity. {instead}")

@@ -97,7 +97,7 @@ class BegunStep:
 
 @dataclass(frozen=True, eq=False)
 class OnlineNewton:
-    """A method of the family, for one network, likelihood, prior and number of data.
+    """A method of the family, for one network, likelihood, prior and number of examples.
 
     num_samples  S samples of q_t at which gradient and curvature are evaluated; 0: at the mean (ON, OGGN, OGN)
     """
@@ -227,7 +227,7 @@ class OnlineNewton:
         return (mean + (torch.cat([moves, -moves]) if self.antithetic else moves)).contiguous()
 
     def look(self, state: State, batch: Data, beta: float, generator: torch.Generator | None = None) -> Sites:
-        """What a step from q_t would see on these examples, without taking it."""
+        """What a step from q_t would see on these examples, without taking the step."""
         return Sites(self, state.step, self.sample(state, generator), (batch,), check_rate("beta", beta))
 
     def scale(self, count: int) -> float:
@@ -280,7 +280,7 @@ class OnlineNewton:
 
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """What Theorem 2 needs to know of a step from q_t: the samples of q_t, the examples, and β."""
+    """What Theorem 2 needs to know about a step from q_t: the samples of q_t, the examples, and β."""
 
     method: OnlineNewton
     step: int

@@ -1,4 +1,4 @@
-"""The prior N(w | 0, diag(δ)⁻¹): δ as one number, one a layer, or one a weight."""
+"""The prior N(w | 0, diag(δ)⁻¹), where δ is one number, one per layer, or one per weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which weights get a posterior: all that require a gradient, or a subset of them; the rest stay where they are."""
+"""Which weights get a posterior: all that require a gradient, or a subset of them; the rest stay fixed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAST_LAYER = "last layer"
 
 
 def subset_names(network: Network, subset: object, inputs: Inputs, module: nn.Module) -> list[str]:
-    """The names of the weights that `subset` means, in the order of the network that wraps `module`.
+    """The names of the weights that `subset` selects, in the order of the network that wraps `module`.
 
     "last layer" is the layer whose weights are used last in the forward pass; otherwise names of modules or of weights
     as in network.named_modules() and network.named_parameters(), or the modules themselves.
@@ -60,7 +60,7 @@ def _matching(network: Network, entry: object, module: nn.Module) -> set[str]:
 
 @torch.inference_mode(False)
 def _last_layer(network: Network, inputs: Inputs) -> list[str]:
-    """The layer of the last function that weights go into and that the outputs depend on."""
+    """The layer of the last function that takes weights and that the outputs depend on."""
     flat = network.weights.detach().clone()
     recorder = UseRecorder(FlatWeights(flat))
     with torch.enable_grad():
@@ -79,7 +79,7 @@ def _depends(outputs: Tensor, results: list[Tensor]) -> bool:
 
 
 def _layer_of(parts: list[slice], layout: Layout) -> list[str]:
-    """All weights of the modules that own these, and of what is inside them (a parametrisation, say)."""
+    """All weights of the modules that own these, and of their submodules (such as a parametrisation)."""
     touched = [n for n, own in layout.ranges.items() if any(own.start < p.stop and p.start < own.stop for p in parts)]
     prefixes = {name.rpartition(".")[0] for name in touched}
     inside = [name for name in layout.names if any(prefix and name.startswith(f"{prefix}.") for prefix in prefixes)]

@@ -32,7 +32,7 @@ class BlockDiagonal(Structure):
     def posterior_precision(
         self, prior: Precision, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
     ) -> BlockDiagonalPrecision:
-        """The blocks of V⁻¹ + JᵀΛJ; of the prior, too, only the diagonal blocks enter."""
+        """The blocks of V⁻¹ + JᵀΛJ; only the diagonal blocks of the prior are used, too."""
         layers = features.layers
         _require(features)
         blocks = []

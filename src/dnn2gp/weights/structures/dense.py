@@ -1,4 +1,4 @@
-"""Dense precision: the exact one, a P × P matrix that is factorised once."""
+"""Dense precision: exact, a P × P matrix that is factorised once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class DensePrecision(Precision):
     structure = Dense()
 
     def __init__(self, matrix: Float[Tensor, "P P"]) -> None:
-        """A precision matrix; it is factorised when that is first needed."""
+        """A precision matrix, which is factorised on first use."""
         self.matrix = matrix.double()
         self.size = len(matrix)
 

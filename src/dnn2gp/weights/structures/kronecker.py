@@ -97,7 +97,7 @@ class KroneckerBlock:
         return self.vectors(mixed if self.input_vectors is None else mixed @ self.input_vectors.square().T)
 
     def marginal(self, block: Block) -> Float[Tensor, "N R R"]:
-        """J Σ Jᵀ of each example over these weights, in the axes of the eigenvectors, where Σ is diagonal."""
+        """J Σ Jᵀ of each example over these weights, in the eigenbasis, where Σ is diagonal."""
         variances = self.eigenvalues.reciprocal()
         if isinstance(block, Outer):
             A = block.A if self.input_vectors is None else self.input_vectors.T @ block.A
@@ -213,7 +213,7 @@ class KroneckerPrecision(Precision):
         self.size = sum(part.stop - part.start for block in self.blocks for part in block.parts)
 
     def with_prior(self, prior: Precision) -> KroneckerPrecision:
-        """The same data with another prior: nothing is decomposed again."""
+        """The precision for the same data with another prior, without a new decomposition."""
         return KroneckerPrecision([replace(block, delta=_delta(prior, block.parts)) for block in self.blocks])
 
     @property
