@@ -1,4 +1,4 @@
-"""The arguments of an engine's products, which users may call directly: cotangents, vectors and precisions, checked."""
+"""Checks of the arguments of an engine's products, which users may call: cotangents, vectors and precisions."""
 
 from __future__ import annotations
 

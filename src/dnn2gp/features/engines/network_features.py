@@ -45,9 +45,9 @@ class NetworkFeatures(FeatureMap):
         *,
         must_move: bool = True,
     ) -> None:
-        """Features at `anchor` (default: the network's weights); a few of `inputs` show that f has derivatives.
+        """Features at `anchor` (default: the network's weights); `inputs` serve to check that f has derivatives.
 
-        `must_move`: refuse a network whose outputs do not depend on any weight for the first inputs.
+        `must_move`: reject a network whose outputs do not depend on any weight for the first inputs.
         """
         self.network = network
         self.anchor = network.weights if anchor is None else anchor
@@ -62,7 +62,7 @@ class NetworkFeatures(FeatureMap):
         return f"{type(self).__name__}({self.num_weights} weights, {self.num_outputs} outputs)"
 
     def at(self: Engine, anchor: Float[Tensor, " P"], network: Network | None = None) -> Engine:
-        """The same engine at other weights, or with other buffers; both know what either of them learns."""
+        """The same engine at other weights, or with other buffers; the two share what they learn."""
         moved = copy(self)
         moved.anchor, moved.network = anchor.contiguous(), network or self.network  # some of torch's rules need it
         return moved
@@ -199,7 +199,7 @@ class NetworkFeatures(FeatureMap):
             ) from error
 
     def _check_dependence(self, inputs: Inputs) -> None:
-        """Refuse a network whose outputs do not depend on any weight (rounding in forward, dead units)."""
+        """Reject a network whose outputs do not depend on any weight (rounding in forward, dead units)."""
         few = take(inputs, slice(0, 32))
         if not self.vjp(few, self.anchor.new_ones(num_examples(few), self.num_outputs, 1)).any():
             raise NetworkError(

@@ -23,8 +23,9 @@ _MAX_POOL = frozenset({F.max_pool1d, F.max_pool2d, F.max_pool3d})
 class UseRecorder(TorchFunctionMode):
     """Intercepts every torch function that is called inside it, and records those that have weights as arguments.
 
-    No hook is put on any module, so there is none to remove, and the user's own hooks run as ever. A function with a
-    rule gives a use; one with a body is computed by that body; weights in any other function are `unknown`.
+    No hook is registered on any module, so there is none to remove, and the user's own hooks run as usual. A
+    function with a rule gives a use; one with a body is computed by that body; weights in any other function are
+    `unknown`.
     """
 
     def __init__(self, weights: FlatWeights, *, keep_graph: bool = False) -> None:
@@ -83,7 +84,7 @@ class UseRecorder(TorchFunctionMode):
         return output
 
     def _max_pooled(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-        """max_pool(z), whose choice of positions is remembered if z is the output of a use."""
+        """max_pool(z), whose selected positions are recorded if z is the output of a use."""
         if not args or not any(edge.node is args[0].grad_fn for _, edge in self.uses):
             return func(*args, **kwargs)
         pooled, indices = func(*args, **{**kwargs, "return_indices": True})
@@ -177,7 +178,7 @@ def gradients(
 class _Stack:
     """What a use needs of the gradients of R cotangents, as one tensor R × …
 
-    Gradients are collected in memory that has the cotangents where the use likes them, and condensed as soon as
+    Gradients are collected in memory with the axis of the cotangents where the use prefers it, and condensed as soon as
     `Use.at_once` of them are there: one matrix product for several cotangents is faster than one for each.
     """
 

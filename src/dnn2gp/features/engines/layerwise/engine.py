@@ -107,7 +107,7 @@ class LayerwiseFeatures(NetworkFeatures):
         return own + (0 if general is None else general.operations(inputs, num_rows))
 
     def _trial(self, inputs: Inputs, num_rows: int, apart: bool) -> MemoryTrial:
-        self.uses(inputs)  # learned now, so that it is not measured
+        self.uses(inputs)  # learned now, so that the measurement does not include it
         with self.unchecked():
             return self.checked(super()._trial(inputs, num_rows, apart))
 
@@ -125,14 +125,14 @@ class LayerwiseFeatures(NetworkFeatures):
             _measuring.reset(token)
 
     def fast_chunk(self, inputs: Inputs, num_rows: int) -> int:
-        """So many that the gradients of one activation for all rows, or the patches of one convolution, stay small."""
+        """As many as keep the gradients of one activation for all rows, or the patches of one convolution, small."""
         uses = self.uses(inputs)
         patches = max((size.a for size in uses.sizes), default=0)
         numbers = max(1, num_rows * uses.largest, patches)
         return max(8, min(super().fast_chunk(inputs, num_rows), _NUMBERS // numbers))
 
     def streamed_chunk(self, inputs: Inputs, num_rows: int) -> int:
-        """So many that the inputs of all layers, patches included, stay small."""
+        """As many as keep the inputs of all layers, including patches, small."""
         numbers = max(1, sum(size.a for size in self.uses(inputs).sizes))
         return max(8, min(self.fast_chunk(inputs, num_rows), _NUMBERS // numbers))
 
@@ -172,7 +172,7 @@ class LayerwiseFeatures(NetworkFeatures):
     def _check_sum(
         self, blocks: Sequence[Block], uses: Uses, mixing: Float[Tensor, "N R 1"], expected: Float[Tensor, " P"]
     ) -> None:
-        """See that each example is where it was among the first ones, also if the network selects or sorts by value."""
+        """Check that each example is still at its place, even if the network selects or sorts by value."""
         found = Factors(tuple(blocks), self.num_weights).pull(mixing.detach())[:, 0]
         wrong = disagreeing(found.detach()[None], expected[None], self.network.layout.ranges, 1e4)
         if wrong - set(uses.left):
@@ -234,7 +234,7 @@ class LayerwiseFeatures(NetworkFeatures):
             )
 
     def _warn(self, names: Sequence[str], wrong: set[str]) -> None:
-        """Say which weights fall back, unless it was said before."""
+        """Warn which weights fall back, once."""
         said = {name for uses in self.knowledge.known("uses") for name in uses.left}
         if said.issuperset(names):
             return

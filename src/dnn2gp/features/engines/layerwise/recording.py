@@ -93,7 +93,7 @@ _WORTH_A_PASS = 1 << 12
 class Recording:
     """One forward pass: the uses of the weights, the outputs, and the flat weights that they were computed from.
 
-    The weights are recognised by their address, so they are a copy that this pass alone has.
+    The weights are recognised by their address, so each pass has its own copy.
     """
 
     recorder: UseRecorder
