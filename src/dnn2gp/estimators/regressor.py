@@ -34,9 +34,9 @@ class Uncertainty(NamedTuple):
 
     mean: Float[np.ndarray, "N *K"]
     aleatoric: Float[np.ndarray, "N *K"]
-    """The standard deviation σ of the noise, which more data do not reduce."""
+    """The standard deviation σ of the noise, which more data does not reduce."""
     epistemic: Float[np.ndarray, "N *K"]
-    """The standard deviation of f(x): small near the data, large far from them."""
+    """The standard deviation of f(x): small near the data, large far from it."""
 
 
 @final

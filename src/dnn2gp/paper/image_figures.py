@@ -21,7 +21,7 @@ _KERNEL = "Each row and each column is an example; an entry measures how similar
 
 
 def compute(config: ImagesConfig, workspace: Workspace) -> Findings:
-    """Train by every method, and evaluate the GP at some examples of each class."""
+    """Train with every method, and evaluate the GP at some examples of each class."""
     images = load(config)
     places = _chosen(config, images.train_labels)
     inputs = images.train_images[places]

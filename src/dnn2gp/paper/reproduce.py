@@ -180,7 +180,7 @@ def _write_report(
 
 
 def _prepare(config: ReproduceConfig, kinds: Sequence[FigureKind]) -> None:
-    """Create the folders. Without `resume`, refuse to overwrite earlier results of these figures."""
+    """Create the folders. Without `resume`, raise an error instead of overwriting earlier results of these figures."""
     try:
         for name in ("results", "pictures"):
             (config.folder / name).mkdir(parents=True, exist_ok=True)
@@ -230,7 +230,7 @@ def _result(config: ReproduceConfig, kind: FigureKind) -> tuple[FigureResult, bo
     resumed = (work / kind.name).exists() or _has_begun_weights(config, kind)
     with show_progress(), warnings.catch_warnings():
         if config.preset == _SMOKE:
-            warnings.simplefilter("ignore", NotAMinimumWarning)  # its trainings are cut short
+            warnings.simplefilter("ignore", NotAMinimumWarning)  # its training runs are cut short
         result = _run(kind, kind.preset(config.preset), workspace)
     result = replace(result, claims=_judged(config, result.claims), resumed=resumed)
     if result.weights:

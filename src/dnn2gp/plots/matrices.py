@@ -163,7 +163,7 @@ def _no_ticks(axes: Axes) -> None:
 
 
 def _check(values: np.ndarray, labels: np.ndarray, name: str) -> np.ndarray:
-    """The labels, if there is one per row and all values are finite."""
+    """The labels, if there is one label per row and all values are finite."""
     labels = np.asarray(labels)
     if values.ndim != 2 or labels.shape != (len(values),) or len(values) == 0:
         raise ValueError(

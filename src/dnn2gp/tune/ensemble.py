@@ -1,7 +1,8 @@
 """B small networks of one architecture, each with its own weights, data and δ, evaluated as one batch.
 
-A fast path for tuning, where (setting × repeat) trainings and their evidences are needed. Everything is in float64 and
-in weight space, so it is meant for networks of up to a few thousand weights. A test holds it equal to `convert`.
+A fast path for tuning, which needs one training run and its evidence per setting and repeat. Everything is in float64
+and in weight space, so it is meant for networks of up to a few thousand weights. A test checks that it agrees with
+`convert`.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class Ensemble:
     def cautious_evidence(
         self, weights: Float[Tensor, "B P"], curvature: EnsembleCurvature, variance: Float[Tensor, " B"] | None = None
     ) -> Float[Tensor, " B"]:
-        """The Laplace evidence at the weights minus ½ gᵀΣ̃g, to compare trainings that may not have converged.
+        """The Laplace evidence at the weights minus ½ gᵀΣ̃g, to compare training runs that may not have converged.
 
         At a minimum it is the evidence. Elsewhere the gain of one more Gauss-Newton step is subtracted, so that
         weights away from a minimum cannot win for that reason.

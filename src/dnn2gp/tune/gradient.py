@@ -45,7 +45,7 @@ def gradient(
     likelihood       σ is tuned if it is open, as in GaussianLikelihood(); a given σ is kept
     prior_precision  the initial δ
     train            train(network, data, likelihood, δ of each weight) changes the weights in place, starting from
-                     their present values; by default `minimise.train_to_minimum`
+                     their current values; by default `minimise.train_to_minimum`
     per_layer        one δ per layer; per_output: one σ per output
     tolerance        the largest change of log δ and log σ between two rounds at convergence
 
@@ -85,7 +85,7 @@ def gradient(
 def _alternate(
     network: nn.Module, data: Data, train: Train, choice: PriorChoice, max_rounds: int, tolerance: float
 ) -> _Rounds:
-    """Retrain the network in place and tune, in turn; a round that loses too much restarts from the best one."""
+    """Alternate between retraining in place and tuning; a round that loses too much restarts from the best one."""
     gap, share, best = float("inf"), 1.0, None
     for _ in track(range(max_rounds), "tuning by gradient", total=max_rounds):
         train(network, data, choice.likelihood, choice.of_weights)
@@ -159,7 +159,7 @@ class _Round:
 
 @dataclass(frozen=True, eq=False)
 class _Rounds:
-    """All rounds of a tuning."""
+    """All rounds of a tuning run."""
 
     best: _Round
     trials: tuple[Trial, ...]

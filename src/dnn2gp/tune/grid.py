@@ -32,7 +32,7 @@ def grid(
     folder    where each finished job is stored; `resume` continues from the jobs that it holds
     num_jobs  processes on this machine, each with one thread; by default the setting of `joblib.parallel_config`
     purpose   what the results depend on besides the settings (data, a version of `fit`); resuming in a folder with a
-              different purpose is refused. `fit` itself is not compared, so describe it here
+              different purpose raises an error. `fit` itself is not compared, so describe it here
     """
     if not callable(fit):
         raise InputError(f"fit: expected a function that takes the settings and repeat; got {fit!r}.")

@@ -1,4 +1,4 @@
-"""Training to a minimum: many small networks at once by damped Gauss-Newton steps, one large network by L-BFGS.
+"""Training to a minimum: many small networks at once with damped Gauss-Newton steps, or one large network with L-BFGS.
 
     w ← w − (JᵀΛJ + (δ + μ) I)⁻¹ ∇ℓ̄(w),        ∇ℓ̄(w) = Jᵀr + δ w
 
@@ -34,7 +34,7 @@ _LAST_DAMPING = 1e14
 
 @dataclass(frozen=True, eq=False)
 class Minima:
-    """The end points of the trainings of an ensemble."""
+    """The end points of training the members of an ensemble."""
 
     weights: Float[Tensor, "B P"]
     loss: Float[Tensor, " B"]

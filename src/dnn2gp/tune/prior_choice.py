@@ -1,4 +1,4 @@
-"""The present δ and σ while a network is tuned: one number each, or one δ per layer and one σ per output."""
+"""The current δ and σ while a network is tuned: one number each, or one δ per layer and one σ per output."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PriorChoice:
         per_layer: bool,
         per_output: bool,
     ) -> PriorChoice:
-        """The starting point of a tuning."""
+        """The starting point of a tuning run."""
         if not isinstance(likelihood, Likelihood):
             raise InputError(f"likelihood: expected an instance, e.g. GaussianLikelihood(); got {likelihood!r}.")
         if per_output and not likelihood.is_open:
@@ -104,7 +104,7 @@ class PriorChoice:
         return replace(self._moved(best), trials=(*self.trials, trial))
 
     def notes(self) -> tuple[str, ...]:
-        """Signs that the network does not suit the data, in words."""
+        """Messages about signs that the network does not suit the data."""
         low, high = (self.precision.min().item(), self.precision.max().item())
         found = []
         if low <= RANGE[0] * (1 + 1e-6) or high >= RANGE[1] * (1 - 1e-6):

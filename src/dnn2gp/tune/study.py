@@ -37,7 +37,7 @@ def study(
     sampler     seed → an Optuna sampler; by default TPE. The seed of a trial depends on `seed` and on the number of
                 trials before it, so a study that was killed continues as if it had not been
     purpose     what the results depend on (data, ranges, a version of the objective); resuming in a folder with a
-                different purpose is refused. The objective itself is not compared
+                different purpose raises an error. The objective itself is not compared
 
     Pruned trials (`optuna.TrialPruned`) count, and so do trials whose evidence is not finite.
     """

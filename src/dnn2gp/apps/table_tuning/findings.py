@@ -1,4 +1,4 @@
-"""The findings of a tuning in words, for the terminal and the report."""
+"""The findings of a tuning run in words, for the terminal and the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tuning reports: one HTML file with all pictures, and a table for the terminal."""
+"""The report of a tuning run: one HTML file with all pictures, and a table for the terminal."""
 
 from __future__ import annotations
 

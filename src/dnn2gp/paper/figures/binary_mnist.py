@@ -1,4 +1,4 @@
-"""Fig. 4(c): LeNet-5 trained by VOGN on the digits 0 and 1 alone, and evaluated on all ten."""
+"""Fig. 4(c): LeNet-5 trained with VOGN on the digits 0 and 1 alone, and evaluated on all ten."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dnn2gp.plots.report.section import Claim
 
 
 def claims(arrays: Arrays, config: ImagesConfig) -> tuple[Claim, ...]:
-    """What the network makes of digits that it has never seen."""
+    """How the network treats digits that it has never seen."""
     found = []
     seen, digits = np.isin(arrays["labels"], config.classes), " and ".join(map(str, config.classes))
     for method in config.methods:

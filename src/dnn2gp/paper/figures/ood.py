@@ -32,11 +32,11 @@ _CHUNK = 250
 
 @dataclass(frozen=True)
 class OodConfig:
-    """The network of the MNIST figure, and how many test images of each set it sees."""
+    """The network of the MNIST figure, and the number of test images of each set."""
 
     network: ImagesConfig
     count: int = 10_000
-    """Test images of each set; by default all, as the first ones of MNIST are harder than the rest."""
+    """Test images of each set; by default all, because the first ones of MNIST are harder than the rest."""
     kernel_count: int = 150
     """Images of each set in the kernel between them."""
 
@@ -101,7 +101,7 @@ def auroc_error(arrays: Arrays, method: str, score: str) -> float:
 
 
 def claims(arrays: Arrays, config: OodConfig) -> tuple[Claim, ...]:
-    """Which score tells the two sets apart."""
+    """Which score separates the two sets."""
     found = []
     for method in config.network.methods:
         values = {score: (auroc(arrays, method, score), auroc_error(arrays, method, score)) for score in SCORES}

@@ -186,7 +186,7 @@ def _stds(gps: list[Moments]) -> np.ndarray:
 
 
 def claims(arrays: Arrays, config: SnelsonConfig) -> tuple[Claim, ...]:
-    """Wherever data are missing, DNN2GP's band is the widest."""
+    """Wherever data is missing, DNN2GP's band is the widest."""
     x, inputs = arrays["x"], arrays["inputs"]
     places = {
         "in the gap": (x >= config.gap[0]) & (x <= config.gap[1]),
