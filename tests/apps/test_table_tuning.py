@@ -262,7 +262,7 @@ def test_depths_no_test_rows_and_a_training_that_diverges(tmp_path: Path, monkey
     assert "depth.png" in names
     assert not names & {"width.png", "calibration.png"}
     report = (out / "report.html").read_text(encoding="utf-8")
-    for note in ("1 of 2 trainings diverged", "only 2 different values"):
+    for note in ("1 of 2 training runs diverged", "only 2 different values"):
         assert any(note in each for each in result.notes)
         assert note in report
     assert "--test-share 0" in report
@@ -347,7 +347,7 @@ USERS = {
     "ids": (table_of(z="id", count=120), [], "every cell of column 'z' has a different text"),
     "no --predict": (table_of(), ["--predict", "no.csv"], "no.csv does not exist"),
     "width": (table_of(), ["--width", "two"], "width: expected whole numbers, such as 2,5,10; got two"),
-    "widths": (table_of(), ["--width", "2,2"], "width: expected different numbers of at least 1; got 2, 2"),
+    "widths": (table_of(), ["--width", "2,2"], "width: expected distinct integers ≥ 1; got 2, 2"),
     "share": (table_of(), ["--test-share", "1.5"], "test-share: expected a share"),
     "small share": (table_of(), ["--test-share", "0.01"], "leaves 12 training rows and 0 test rows"),
     "activation": (table_of(), ["--activation", "step"], "activation: expected one of tanh"),
@@ -374,13 +374,13 @@ def test_other_errors(table: Path, tmp_path: Path) -> None:
         (("tune", tmp_path / "no.csv", "--target", "price"), "no.csv does not exist. Give the path"),
         (
             ("tune", table),
-            "target: which column is to be predicted? Give --target, one of: rooms, size, city, garden, price.",
+            "expected the column to predict; got none. Give --target, one of: rooms, size, city, garden, price.",
         ),
         ((*known, "--predict", tmp_path / "new.csv"), "new.csv lacks the column 'city', which the model predicts from"),
         ((*known, "--drop", "bath"), "has no column 'bath'"),
         ((*known, "--drop", "price"), "'price' is the target"),
         ((*known, "--out", tmp_path / "file" / "out"), "Cannot write to the folder"),
-        ((*known, "--width", "3000"), "make 24,001 weights"),
+        ((*known, "--width", "3000"), "got 24,001 weights"),
     ):
         result = invoke(*arguments, *(() if "--out" in arguments else ("--out", tmp_path / "out")))
         assert result.exit_code == 1

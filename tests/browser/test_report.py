@@ -152,7 +152,7 @@ def test_without_scripts(open_browser: Callable[..., Chrome], page: Path) -> Non
     browser = open_browser(scripts=False)
     browser.get(page.as_uri())
     assert len(browser.find_elements(By.CSS_SELECTOR, "img.still")) == 3
-    assert "your browser runs no JavaScript" in browser.find_element(By.ID, KERNEL_ID).text
+    assert "JavaScript is disabled in your browser" in browser.find_element(By.ID, KERNEL_ID).text
     assert not browser.find_element(By.CSS_SELECTOR, f"#{KERNEL_ID} select").is_displayed()
 
 
@@ -259,7 +259,7 @@ def test_a_click_keeps_the_entry_until_the_next(browser: Chrome) -> None:
     wait(browser, f"dnn2gp.maps['{KERNEL_ID}'].pinned")
     point_at(browser, KERNEL_ID, 8, 5)
     expect_entry(browser, KERNEL_ID, rows[1], rows[2])
-    assert "Kept." in panel(browser, KERNEL_ID, ".hint")[-1]
+    assert "Pinned." in panel(browser, KERNEL_ID, ".hint")[-1]
     sort(browser, KERNEL_ID, "similarity")
     expect_entry(browser, KERNEL_ID, rows[1], rows[2])
     sort(browser, KERNEL_ID, "class")

@@ -69,7 +69,7 @@ def test_targets_of_any_real_dtype_are_accepted(dtype: torch.dtype, shape: tuple
 @pytest.mark.parametrize("value", [-1.0, 2.0, float("nan"), float("inf")])
 def test_targets_outside_the_unit_interval_are_refused(value: float) -> None:
     targets = torch.tensor([0.0, 1.0, value, value])
-    message = rf"Bernoulli targets in \[0, 1\], got {value} in row 2 .*\(4, 1\).*Code the classes as 0 and 1"
+    message = rf"Bernoulli targets in \[0, 1\]; got {value} in row 2 .*\(4, 1\).*Code the classes as 0 and 1"
     with pytest.raises(InputError, match=message):
         LIKELIHOOD.check_targets(targets, 4, 1, torch.float32)
 

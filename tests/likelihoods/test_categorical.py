@@ -167,14 +167,14 @@ def test_labels_of_any_integer_dtype_become_int64(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
 def test_labels_of_another_dtype_are_refused(dtype: torch.dtype) -> None:
-    message = rf"expected integer labels of shape \(N,\), got .*\(3,\) and dtype {dtype}.*targets.to\(torch.int64\)"
+    message = rf"expected integer labels of shape \(N,\); got .*\(3,\) and dtype {dtype}.*targets.to\(torch.int64\)"
     with pytest.raises(InputError, match=message):
         LIKELIHOOD.check_targets(torch.tensor([0, 1, 1]).to(dtype), 3, 3, torch.float32)
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (3, 3)])
 def test_labels_of_another_shape_are_refused(shape: tuple[int, int]) -> None:
-    message = rf"one per example, got targets of shape \(3, {shape[1]}\).*targets.squeeze\(1\).*targets.argmax\(dim=1\)"
+    message = rf"one per example; got targets of shape \(3, {shape[1]}\).*targets.squeeze\(1\).*targets.argmax\(dim=1\)"
     with pytest.raises(InputError, match=message):
         LIKELIHOOD.check_targets(torch.zeros(shape, dtype=torch.int64), 3, 3, torch.float32)
 
@@ -182,7 +182,7 @@ def test_labels_of_another_shape_are_refused(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("label", [3, -1, -100])
 def test_labels_out_of_range_are_refused(label: int) -> None:
     targets = torch.tensor([0, 2, label, 7])
-    message = rf"labels 0\.\.2 \(the network has 3 outputs\), got {label} in row 2 .*\(4,\).*Recode the labels"
+    message = rf"labels 0\.\.2 \(the network has 3 outputs\); got {label} in row 2 .*\(4,\).*Recode the labels"
     with pytest.raises(InputError, match=message):
         LIKELIHOOD.check_targets(targets, 4, 3, torch.float32)
 
@@ -197,7 +197,7 @@ def test_a_single_output_is_refused() -> None:
         lambda: LIKELIHOOD.noise_precision_root(f),
     ]
     for call in calls:
-        with pytest.raises(InputError, match=r"at least 2 network outputs, .*got 1. Use BernoulliLikelihood"):
+        with pytest.raises(InputError, match=r"at least 2 outputs, .*got 1. Use BernoulliLikelihood"):
             call()
 
 

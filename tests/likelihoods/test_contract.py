@@ -277,7 +277,7 @@ def test_state_round_trip(case: Case) -> None:
 def test_a_state_with_other_keys_is_refused(case: Case) -> None:
     like = make(case, 2, 1, 1.0, 9).likelihood
     state = {**like.state(), "extra": torch.zeros(1)}
-    with pytest.raises(FileFormatError, match=rf"{like.name!r} likelihood must hold exactly .*got .*'extra'.*save"):
+    with pytest.raises(FileFormatError, match=rf"exactly .*{like.name!r} likelihood; got .*'extra'.*save"):
         likelihood_from_state(like.name, state)
 
 
@@ -285,16 +285,16 @@ def test_a_state_with_other_keys_is_refused(case: Case) -> None:
 def test_a_wrong_number_of_targets_is_refused(case: Case) -> None:
     problem = make(case, 3, 1, 1.0, 10)
     advice = "Pass the targets of exactly these inputs"
-    with pytest.raises(InputError, match=rf"each of the 4 examples, got 3 targets .*shape \(3.*{advice}"):
+    with pytest.raises(InputError, match=rf"each of the 4 examples; got 3 targets .*shape \(3.*{advice}"):
         problem.likelihood.check_targets(problem.y, 4, problem.f.shape[1], torch.float64)
-    with pytest.raises(InputError, match=rf"each of the 1 examples, got a single number .*shape \(\).*{advice}"):
+    with pytest.raises(InputError, match=rf"each of the 1 examples; got a single number .*shape \(\).*{advice}"):
         problem.likelihood.check_targets(torch.tensor(1.0), 1, problem.f.shape[1], torch.float64)
 
 
 @each_case
 def test_targets_that_are_no_tensor_are_refused(case: Case) -> None:
     problem = make(case, 3, 1, 1.0, 10)
-    with pytest.raises(InputError, match=r"torch.Tensor, got list\. Use torch.as_tensor"):
+    with pytest.raises(InputError, match=r"torch.Tensor; got list\. Use torch.as_tensor"):
         problem.likelihood.check_targets(problem.y.tolist(), *sizes_of(problem), torch.float64)
 
 

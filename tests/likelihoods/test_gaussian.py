@@ -75,7 +75,7 @@ def test_take_keeps_rows_of_a_per_example_sigma_only() -> None:
 def test_a_one_dimensional_sigma_is_per_output_even_if_it_has_n_entries() -> None:
     sigma = torch.full((N,), 0.1)
     f = random(N, K, dtype=torch.float32)
-    message = r"each of the 3 network outputs, got 4 entries\. .*shape \(N, 1\)"
+    message = r"each of the 3 network outputs; got 4 entries\. .*shape \(N, 1\)"
     with pytest.raises(InputError, match=message):
         GaussianLikelihood(sigma).loss(f, f)
     with pytest.raises(InputError, match=message):
@@ -110,7 +110,7 @@ def test_a_single_row_of_sigma_does_not_spread_over_all_examples() -> None:
 
 
 def test_a_per_example_sigma_with_wrong_columns_is_refused() -> None:
-    with pytest.raises(InputError, match=r"shape \(4, 1\) or \(4, 3\), got \(4, 2\).*one column, or one per"):
+    with pytest.raises(InputError, match=r"shape \(4, 1\) or \(4, 3\) .*got \(4, 2\).*one column, or one per"):
         GaussianLikelihood(torch.ones(N, 2)).covariance(random(N, K))
 
 
@@ -126,20 +126,20 @@ def test_a_per_example_sigma_with_wrong_columns_is_refused() -> None:
     ],
 )
 def test_a_sigma_that_is_not_finite_and_positive_is_refused(sigma, value: str, index: str) -> None:
-    with pytest.raises(InputError, match=rf"finite sigma > 0, got {value} at index {index} .*rescale the targets"):
+    with pytest.raises(InputError, match=rf"finite sigma > 0; got {value} at index {index} .*rescale the targets"):
         GaussianLikelihood(sigma)
 
 
 @pytest.mark.parametrize("sigma", [torch.tensor([1, 2]), torch.ones(2, 2, 2), torch.tensor(1.0 + 0j)])
 def test_a_sigma_of_another_form_is_refused(sigma: torch.Tensor) -> None:
-    with pytest.raises(InputError, match=r"shape \(\), \(K,\), \(N, 1\) or \(N, K\), got shape .*dtype.*Reshape it"):
+    with pytest.raises(InputError, match=r"shape \(\), \(K,\), \(N, 1\) or \(N, K\); got shape .*dtype.*Reshape it"):
         GaussianLikelihood(sigma)
 
 
 def test_a_sigma_that_underflows_in_the_networks_dtype_is_refused() -> None:
     likelihood = GaussianLikelihood(1e-60)
     assert bool(likelihood.residual(random(N, K), random(N, K) + 1).isfinite().all())
-    with pytest.raises(InputError, match=r"finite sigma > 0, got 0.0 .*torch.float32"):
+    with pytest.raises(InputError, match=r"finite sigma > 0; got 0.0 .*torch.float32"):
         likelihood.covariance(random(N, K).float())
 
 
@@ -175,7 +175,7 @@ def test_targets_with_other_columns_are_refused(shape: tuple[int, ...], columns:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64, torch.float16, torch.complex64])
 def test_targets_of_another_dtype_are_refused(dtype: torch.dtype) -> None:
-    message = rf"network's dtype torch.float32, got .*{dtype}\. Use targets.to\(torch.float32\)"
+    message = rf"network's dtype torch.float32; got .*{dtype}\. Use targets.to\(torch.float32\)"
     with pytest.raises(InputError, match=message):
         GaussianLikelihood(1.0).check_targets(torch.zeros(6, 1, dtype=dtype), 6, 1, torch.float32)
 
@@ -184,7 +184,7 @@ def test_targets_of_another_dtype_are_refused(dtype: torch.dtype) -> None:
 def test_targets_that_are_not_finite_are_refused(value: float) -> None:
     targets = torch.zeros(6, 2)
     targets[4, 1] = targets[5, 0] = value
-    with pytest.raises(InputError, match=rf"finite targets, got {value} in row 4 .*\(6, 2\).*Remove or impute"):
+    with pytest.raises(InputError, match=rf"finite targets; got {value} in row 4 .*\(6, 2\).*Remove or impute"):
         GaussianLikelihood(1.0).check_targets(targets, 6, 2, torch.float32)
 
 
@@ -198,5 +198,5 @@ def test_state_is_a_detached_copy() -> None:
 
 @pytest.mark.parametrize("sigma", [[0.1, 0.2], "0.1", True])
 def test_sigma_must_be_a_number_or_a_tensor(sigma) -> None:
-    with pytest.raises(InputError, match="expected sigma as a number or a tensor, got"):
+    with pytest.raises(InputError, match="sigma: expected a number or a tensor; got"):
         GaussianLikelihood(sigma)

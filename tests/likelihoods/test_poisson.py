@@ -41,7 +41,7 @@ def test_counts_of_any_real_dtype_are_accepted(dtype: torch.dtype, shape: tuple[
 @pytest.mark.parametrize("value", [-1.0, 0.5, 1 + 1e-12])
 def test_targets_that_are_no_counts_are_refused(value: float) -> None:
     targets = torch.tensor([0.0, 3.0, value, value], dtype=torch.float64)
-    message = rf"counts 0, 1, 2, \.\.\., got {value} in row 2 .*\(4, 1\).*Pass raw counts"
+    message = rf"counts 0, 1, 2, \.\.\.; got {value} in row 2 .*\(4, 1\).*Pass raw counts"
     with pytest.raises(InputError, match=message):
         LIKELIHOOD.check_targets(targets, 4, 1, torch.float32)
 
@@ -54,7 +54,7 @@ def test_negative_integers_are_refused() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
 def test_counts_that_are_not_finite_in_the_networks_dtype_are_refused(value: float) -> None:
     targets = torch.tensor([0.0, value], dtype=torch.float64)
-    with pytest.raises(InputError, match=r"finite targets, got (nan|inf) in row 1 .*Remove or impute"):
+    with pytest.raises(InputError, match=r"finite targets; got (nan|inf) in row 1 .*Remove or impute"):
         LIKELIHOOD.check_targets(targets, 2, 1, torch.float32)
 
 

@@ -104,9 +104,9 @@ def test_several_inputs_in_a_tensor_dataset() -> None:
 
 def test_empty() -> None:
     refused((torch.zeros(0, 3).double(), torch.zeros(0, 2).double()), "inputs: expected at least one example; got none")
-    refused([], "expected at least one batch; the loader is empty.*drop_last")
-    refused(Rows(num=0), "expected at least one batch; the loader is empty")
-    refused(DataLoader(Rows(), batch_size=20, drop_last=True), "the loader has drop_last=True")
+    refused([], "expected at least one batch; got an empty loader.*drop_last")
+    refused(Rows(num=0), "expected at least one batch; got an empty loader")
+    refused(DataLoader(Rows(), batch_size=20, drop_last=True), "got drop_last=True")
     refused(((), regression()[1]), "inputs: expected at least one tensor; got an empty tuple")
 
 
@@ -118,8 +118,8 @@ def test_one_shot_iterators(make) -> None:
 
 
 def test_one_shot_streams() -> None:
-    refused(Stream(once=True), r"two passes differ.*\(c\) read a one-shot stream")
-    refused(DataLoader(Stream(once=True), batch_size=3), "two passes differ")
+    refused(Stream(once=True), r"two passes that differ.*\(c\) read a one-shot stream")
+    refused(DataLoader(Stream(once=True), batch_size=3), "two passes that differ")
 
 
 SHUFFLED = {
@@ -139,13 +139,13 @@ SHUFFLED = {
 def test_shuffled_loaders(kind: str, own: bool) -> None:
     generator = torch.Generator().manual_seed(3) if own else None
     before = None if generator is None else generator.get_state()
-    refused(SHUFFLED[kind](generator), r"two passes differ.*\(a\) shuffle: pass DataLoader\(..., shuffle=False\)")
+    refused(SHUFFLED[kind](generator), r"two passes that differ.*\(a\) shuffle: pass DataLoader\(..., shuffle=False\)")
     assert before is None or torch.equal(generator.get_state(), before)
 
 
 @pytest.mark.parametrize("draw", [lambda: torch.rand(1).double(), np.random.rand, random.random])
 def test_random_augmentation(draw) -> None:
-    refused(Rows(lambda _, x, y: (x + draw(), y)), r"two passes differ.*\(b\) augment at random: switch that off")
+    refused(Rows(lambda _, x, y: (x + draw(), y)), r"two passes that differ.*\(b\) augment at random: switch that off")
 
 
 def test_random_numbers_that_change_nothing() -> None:
@@ -225,13 +225,13 @@ PAIRS = {
     "dict": ({"x": X, "y": Y}, "expected a pair.*got dict"),
     "string": ("train", "expected a pair.*got str"),
     "none": (None, "expected a pair.*got NoneType"),
-    "one tensor": (TensorDataset(X), "it holds one tensor. Add the targets"),
+    "one tensor": (TensorDataset(X), "got one with a single tensor. Add the targets"),
     "float32": (
         (X, Y.float()),
-        r"targets of the network's dtype torch.float64, got .*float32. Use targets.to\(torch.float64\)",
+        r"targets: expected the network's dtype torch.float64; got .*float32. Use targets.to\(torch.float64\)",
     ),
     "columns": ((X, Y[:, :1]), r"expected 2 target value\(s\) per example"),
-    "integers": ((X, Y.long()), "targets of the network's dtype torch.float64, got .*int64"),
+    "integers": ((X, Y.long()), "targets: expected the network's dtype torch.float64; got .*int64"),
 }
 
 
@@ -245,11 +245,11 @@ def test_values_that_are_not_finite(value: float) -> None:
     for row in (2, 8):
         x, y = regression()
         x[row, 1] = value
-        refused((x, y), f"inputs: example {row} contains NaN or infinity. Remove or impute")
-        refused(DataLoader(TensorDataset(x, y), batch_size=3), f"inputs: example {row} contains NaN or infinity")
+        refused((x, y), f"inputs: .*NaN or infinity in example {row}. Remove or impute")
+        refused(DataLoader(TensorDataset(x, y), batch_size=3), f"inputs: .*NaN or infinity in example {row}")
         x, y = regression()
         y[row, 1] = value
-        refused((x, y), f"expected finite targets, got -?(nan|inf) in row {row}")
+        refused((x, y), f"expected finite targets; got -?(nan|inf) in row {row}")
 
 
 def test_bad_data_for_condition() -> None:

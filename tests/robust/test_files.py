@@ -353,7 +353,7 @@ def test_header_without_a_key(saved, key: str) -> None:
 def test_header_with_nonsense(saved, key: str, value) -> None:
     rewrite(saved, lambda header: {**header, key: value})
     if key == "likelihood" and value == "nonsense":
-        error, match = InputError, "expected the name of a likelihood, one of .*'gaussian'.* got 'nonsense'"
+        error, match = InputError, "likelihood: expected one of .*'gaussian'.* got 'nonsense'"
     elif key == "inputs" and value == ["nonsense"]:
         error, match = InputError, "forward fails on"
     else:

@@ -79,11 +79,14 @@ TYPES = {
     "predict: list of numbers": ("InputError", "got list"),
     "engine: vector": (
         "InputError",
-        "expected a tensor P × S with one vector of all 26 weights in each column",
+        "expected a P × S tensor with one vector of all 26 weights in each column",
     ),
-    "engine: short vector": ("InputError", "got shape (7, 1) of float64. For one vector use vector.unsqueeze(-1)"),
-    "engine: cotangents": ("InputError", "cotangents: expected a tensor N × Q × S = (10, 2, S)"),
-    "engine: root": ("InputError", "got shape (10, 3, 1) of float64"),
+    "engine: short vector": (
+        "InputError",
+        "got a tensor of shape (7, 1) and dtype float64. For one vector, use vector.unsqueeze(-1)",
+    ),
+    "engine: cotangents": ("InputError", "cotangents: expected a tensor of shape N × Q × S = (10, 2, S)"),
+    "engine: root": ("InputError", "got a tensor of shape (10, 3, 1) and dtype float64"),
     "engine: number": ("InputError", "precision: expected the precision of the weights"),
     "engine: array": ("InputError", "got ndarray. Convert arrays with torch.as_tensor(array)"),
     "engine: width": ("InputError", "inputs: the network's forward fails on float64 of shape (1, 2)"),
@@ -124,10 +127,10 @@ PRIORS = {
     "negative": (-1.0, "got -1"),
     "nan": (float("nan"), "got nan"),
     "infinite": (float("inf"), "got inf"),
-    "one of many": (torch.cat([torch.ones(25), -torch.ones(1)]), r"got -1 \(1 of 26 entries are not\)"),
+    "one of many": (torch.cat([torch.ones(25), -torch.ones(1)]), r"got -1 \(1 of 26 entries are invalid\)"),
     "shape": (
         torch.ones(5),
-        r"expected a scalar, 2 entries \(one a layer: \['0', '2'\]\) or 26 entries.*got shape \(5,\)",
+        r"expected a scalar, 2 entries \(one per layer: \['0', '2'\]\) or 26 entries.*got shape \(5,\)",
     ),
     "matrix": (torch.ones(26, 26), r"got shape \(26, 26\)"),
     "keys": ({"0": 1.0, "1": 1.0}, r"one entry for each of the layers \['0', '2'\]; got \['0', '1'\]. The layers are"),
@@ -260,7 +263,7 @@ def test_indefinite_precision() -> None:
     matrix = torch.diag(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
     with pytest.raises(NotPositiveDefiniteError, match=r"\(3 × 3\) is not positive definite.*from -2 to 3\. .*δ"):
         DensePrecision(matrix).solve(torch.ones(3, 1, dtype=torch.float64))
-    with pytest.raises(NotPositiveDefiniteError, match=r"A holds NaN or infinity. Do this"):
+    with pytest.raises(NotPositiveDefiniteError, match=r"A contains NaN or infinity. Do this"):
         cholesky(matrix * torch.nan, "A", "Do this.")
     with pytest.raises(NotPositiveDefiniteError, match=r"must be positive and finite; its smallest entry is -2"):
         DiagonalPrecision(matrix.diagonal())

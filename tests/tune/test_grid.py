@@ -148,10 +148,10 @@ def test_the_result_is_saved_and_read_again(tmp_path):
     assert json.loads((tmp_path / "tuning.json").read_text())["best"] == {"width": 3}
     assert "width = 3: log evidence" in str(found)
     (tmp_path / "tuning.json").write_text('{"format": 1}')
-    with pytest.raises(FileFormatError, match="not a whole tuning result"):
+    with pytest.raises(FileFormatError, match="not a complete tuning result"):
         tune.TuningResult.load(tmp_path / "tuning.json")
     (tmp_path / "tuning.json").write_text("no json")
-    with pytest.raises(FileFormatError, match="no tuning result"):
+    with pytest.raises(FileFormatError, match="not a tuning result"):
         tune.TuningResult.load(tmp_path / "tuning.json")
     with pytest.raises(InputError, match="expected one of the settings"):
         found.curve("depth")

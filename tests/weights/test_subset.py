@@ -92,10 +92,10 @@ def test_saved_and_loaded(problem, tmp_path):
 @pytest.mark.parametrize(
     ("subset", "message"),
     [
-        ("neck", "no trainable weight belongs to 'neck'"),
+        ("neck", "layer with trainable weights; got 'neck'"),
         ([], "expected at least one layer"),
         ("", "expected names of layers; got an empty string"),
-        (nn.Linear(2, 2), "not a part of the network"),
+        (nn.Linear(2, 2), "not part of it"),
         ([3], "expected names of layers"),
     ],
 )

@@ -79,10 +79,10 @@ class Settings:
             count = sum((before + 1) * after for before, after in pairwise(sizes))
             if count > MAX_WEIGHTS:
                 raise InputError(
-                    f"width: expected a network with at most {MAX_WEIGHTS} weights, because training keeps a square "
-                    f"matrix of them; {num_inputs} columns, width {width}, depth {self.depth} and {num_outputs} "
-                    f"outputs make {count}. Use a smaller width, or reduce the columns first, for example with PCA in "
-                    "a Pipeline."
+                    f"width: expected a network with at most {MAX_WEIGHTS} weights, because training stores a square "
+                    f"matrix of that size; got {count}, from {num_inputs} columns, width {width}, depth {self.depth} "
+                    f"and {num_outputs} outputs. Use a smaller width, or reduce the columns first, for example with "
+                    "PCA in a Pipeline."
                 )
 
 
@@ -234,7 +234,7 @@ def standardiser(values: Float[np.ndarray, "N D"], name: str) -> StandardScaler:
     if not usable.all():
         column = int(np.flatnonzero(~usable)[0])
         raise InputError(
-            f"{name}: the mean and variance of column {column} overflow; its values go up to "
+            f"{name}: the mean and variance of column {column} overflow; its values are as large as "
             f"{np.abs(values[:, column]).max():.2g}. Use a larger unit."
         )
     return scaler
@@ -262,8 +262,8 @@ def _notes(fit: Fitted) -> tuple[str, ...]:
         found.append(f"δ and σ had not converged after {fit.rounds} rounds. Use a larger max_rounds.")
     if fit.at_edge:
         found.append(
-            "The evidence has no maximum within the range of δ and σ: X says nothing about y, or explains it without "
-            "noise. Check the columns and the number of rows, or set prior_precision or sigma."
+            "The evidence has no maximum within the range of δ and σ: X says nothing about y, or predicts it "
+            "without noise. Check the columns and the number of rows, or set prior_precision or sigma."
         )
     return tuple(found)
 

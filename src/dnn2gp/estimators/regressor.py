@@ -34,9 +34,9 @@ class Uncertainty(NamedTuple):
 
     mean: Float[np.ndarray, "N *K"]
     aleatoric: Float[np.ndarray, "N *K"]
-    """The standard deviation σ of the noise, which more data do not reduce."""
+    """The standard deviation σ of the noise, which more data does not reduce."""
     epistemic: Float[np.ndarray, "N *K"]
-    """The standard deviation of f(x): small near the data, large far from them."""
+    """The standard deviation of f(x): small near the data, large far from it."""
 
 
 @final
@@ -140,7 +140,8 @@ class GPNetRegressor(RegressorMixin, GPNetEstimator):
         """
         if return_std and return_cov:
             raise InputError(
-                "predict: expected return_std or return_cov, not both: the covariance contains the variances."
+                "predict: expected return_std or return_cov; got both. The diagonal of the covariance holds the "
+                "variances."
             )
         if return_cov:
             inputs = self._checked(X)

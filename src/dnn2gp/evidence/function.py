@@ -21,9 +21,9 @@ class Optimum:
     """Where the evidence is largest: multiples of δ and σ, and what was found there."""
 
     precision_scale: Float[Tensor, " *L"]
-    """c of the prior precision c δ₀: one number, or one a layer."""
+    """c of the prior precision c δ₀: one number, or one per layer."""
     noise_scale: Float[Tensor, " *K"]
-    """s of the noise s σ₀: one number, or one an output; 1 where it was not tuned."""
+    """s of the noise s σ₀: one number, or one per output; 1 where it was not tuned."""
     value: float
     """The log evidence there."""
     gradient: float
@@ -33,12 +33,12 @@ class Optimum:
 
 
 class EvidenceFunction(ABC):
-    """log p(D | c δ₀, s σ₀): differentiable, Monte Carlo free, exact at fixed features."""
+    """log p(D | c δ₀, s σ₀): differentiable, without sampling, and exact at fixed features."""
 
     num_precisions: int
-    """How many numbers c it takes: 1, or one a layer."""
+    """The number of values c that it takes: 1, or one per layer."""
     num_noises: int
-    """How many numbers s it takes: 0 unless the likelihood is Gaussian, else 1 or one an output."""
+    """The number of values s that it takes: 0 unless the likelihood is Gaussian, else 1 or one per output."""
 
     @abstractmethod
     def __call__(
@@ -48,7 +48,7 @@ class EvidenceFunction(ABC):
 
     @abstractmethod
     def start(self, precision: bool, noise: bool, bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
-        """(c, s) to climb from: the best of a coarse look at the range of those that are tuned."""
+        """The initial (c, s): the best point of a coarse grid over the range of those that are tuned."""
 
     def maximise(
         self,
@@ -65,7 +65,10 @@ class EvidenceFunction(ABC):
 
         noise = noise and self.num_noises > 0
         if not precision and not noise:
-            raise InputError("maximise: expected something to tune: precision=True, or noise=True for a regression.")
+            raise InputError(
+                "maximise: expected precision=True, or noise=True for a regression; got neither, so there is "
+                "nothing to tune."
+            )
         ones = torch.ones(max(1, self.num_noises), dtype=torch.float64)
         first, second = self.start(precision, noise, bounds)
         whole = torch.cat([first.double().expand(self.num_precisions), second.double() * ones]).log()
@@ -95,7 +98,7 @@ class EvidenceFunction(ABC):
         return Optimum(*chosen, -float(found.fun), gradient.max().item() if len(gradient) else 0.0, at_edge)
 
     def limits(self, begin: Float[Tensor, " n"], limits: Float[Tensor, "n 2"]) -> Float[Tensor, "n 2"]:
-        """The range of log c and log s that is climbed in, from `begin`: all that was asked for."""
+        """The range of log c and log s to search in, from `begin`; here, the whole range."""
         return limits
 
     @property

@@ -46,11 +46,13 @@ class LayerEvidence(EvidenceFunction):
     ) -> None:
         """Compute the matrices of all layers or outputs once; without `per_layer`, one c applies to all weights.
 
-        `at_weights`: the Laplace evidence for a Gaussian likelihood too, with the weights where they are.
+        `at_weights`: use the Laplace evidence at fixed weights, for a Gaussian likelihood too.
         """
         expansion = check_plain_prior(model)
         if not isinstance(expansion.features, NetworkFeatures):
-            raise InputError("One δ per layer is tuned with Gauss-Newton features, not with gradient features.")
+            raise InputError(
+                "per_layer: one δ per layer can be tuned with Gauss-Newton features, but not with gradient features."
+            )
         groups = Groups.of(layout, per_layer)
         self.layers = tuple(layout.layers) if per_layer else ("all layers",)
         self.num_precisions = len(groups)
@@ -70,7 +72,7 @@ class LayerEvidence(EvidenceFunction):
         c = positive(precision_scale, "precision_scale").expand(self.num_precisions)
         s = positive(noise_scale, "noise_scale").expand(max(1, self.num_noises))
         if self.num_noises == 0 and bool((s != 1).any()):
-            raise InputError("noise_scale: only a Gaussian likelihood has a noise to tune; leave it at 1.")
+            raise InputError("noise_scale: only a Gaussian likelihood has a noise level to tune. Leave it at 1.")
         half_log_det, squares = self._terms.terms(c, s, self._fit.misfits)
         if self._at_weights:
             squares = (self._fit.misfits / s.square()).sum() + (c * self._penalties).sum()

@@ -69,7 +69,7 @@ class Spectrum(EvidenceFunction):
         if self.noise is not None:
             return self.noise.evidence(self.eigenvalues, self.penalty, c, s)
         if bool((s != 1).any()):
-            raise InputError("noise_scale: only a Gaussian likelihood has a noise to tune; leave it at 1.")
+            raise InputError("noise_scale: only a Gaussian likelihood has a noise level to tune. Leave it at 1.")
         complexity = 0.5 * torch.log1p(self.eigenvalues / c[..., None]).sum(-1)
         return self.log_likelihood - 0.5 * c * self.penalty - complexity
 
@@ -152,7 +152,7 @@ def check_plain_prior(model: LinearModel) -> Expansion:
     """The expansion of the model, if its prior is that of Theorem 1."""
     if model.of_step or bool((model.prior.mean != 0).any()):
         raise InputError(
-            "The evidence as a function of δ and σ assumes the prior N(0, δ⁻¹I). This GP is that of a training step, "
-            "whose prior is (m_t, V_t): convert the network instead."
+            "The evidence as a function of δ and σ assumes the prior N(0, δ⁻¹I). This GP belongs to a training "
+            "step, whose prior is (m_t, V_t). Convert the network instead."
         )
     return model.expansion

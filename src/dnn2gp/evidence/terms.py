@@ -1,4 +1,4 @@
-"""The log marginal likelihood of the training data and its gradients, whatever the inference.
+"""The log marginal likelihood of the training data and its gradients, for any inference.
 
 With V⁻¹ the prior precision, g = ∇ℓ̄(w) and Σ̃ the posterior covariance, everything at the anchor w:
 
@@ -6,7 +6,7 @@ With V⁻¹ the prior precision, g = ∇ℓ̄(w) and Σ̃ the posterior covarian
     linear model    Laplace + ½ gᵀ Σ̃ g
 
 The first is log p(D|w) + log p(w) + P/2 log 2π − ½ log |Σ̃⁻¹|. For a Gaussian likelihood the second is, at any w, the
-evidence log N(ỹ | Jm, Λ⁻¹ + K) of the transformed regression; at a minimum (g = 0) the two are one.
+evidence log N(ỹ | Jm, Λ⁻¹ + K) of the transformed regression; at a minimum (g = 0) the two are equal.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class Evidence:
         return self.linear_model if self.quadratic or self.of_step else self.laplace
 
     def __float__(self) -> float:
-        """`value`."""
         return self.value
 
     def __str__(self) -> str:
@@ -73,7 +72,7 @@ class EvidenceGradient:
     """∂ log evidence / ∂δ for each weight, and ∂ log evidence / ∂σ in the shape of σ.
 
     σ is None unless the likelihood is Gaussian, the features are those of Gauss-Newton, and σ is the noise of all the
-    data (not so for a GP that was conditioned on data with a likelihood of their own).
+    data (it is not if the GP was conditioned on data with a different likelihood).
     """
 
     prior_precision: Float[Tensor, " P"]

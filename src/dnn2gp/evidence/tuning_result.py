@@ -1,4 +1,4 @@
-"""What tuning found: every setting that was tried with its evidence, the best one, and curves to look at."""
+"""The result of tuning: every setting that was tried with its evidence, the best one, and curves to plot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting, tried once: what came of it, `evidence` among it."""
+    """One setting, tried once, and the resulting values, which include `evidence`."""
 
     settings: dict[str, Setting]
     values: dict[str, float]
@@ -64,7 +64,7 @@ class TuningResult:
     converged: bool = True
     """Whether the search ended by itself rather than at its limit of rounds or trials."""
     notes: tuple[str, ...] = field(default=())
-    """What is to be said about the choice, in words."""
+    """Remarks and warnings about the choice."""
     gp: Any = field(default=None, repr=False, compare=False)
     """The GP of the chosen setting, where there is one in memory; not saved."""
     network: Any = field(default=None, repr=False, compare=False)
@@ -72,14 +72,14 @@ class TuningResult:
 
     @staticmethod
     def of(method: str, trials: Sequence[Trial], **more: Any) -> TuningResult:
-        """With the setting of the largest mean evidence as the best one."""
+        """The result in which the setting with the largest mean evidence is the best one."""
         groups = _grouped(trials)
         means = [(fmean(trial.evidence for trial in group), group[0].settings) for group in groups]
         finite = [pair for pair in means if isfinite(pair[0])]
         if not finite:
             raise InputError(
-                f"tune: none of the {len(trials)} trials has a finite evidence. Look at their values: networks that "
-                "diverge in training need a smaller learning rate or other first weights."
+                f"tune: none of the {len(trials)} trials has a finite evidence. Check their values: networks that "
+                "diverge in training need a smaller learning rate or other initial weights."
             )
         evidence, best = max(finite, key=lambda pair: pair[0])
         return TuningResult(method, tuple(trials), dict(best), evidence, **more)
@@ -91,12 +91,12 @@ class TuningResult:
 
     @property
     def values(self) -> list[str]:
-        """What is known of every trial, the evidence first."""
+        """The names of the values of every trial, the evidence first."""
         common = [name for name in self.trials[0].values if all(name in trial.values for trial in self.trials)]
         return sorted(common, key=lambda name: name != EVIDENCE)
 
     def curve(self, name: str, value: str = EVIDENCE) -> Curve:
-        """`value` along the setting `name`, the other settings as in the best one."""
+        """`value` as a function of the setting `name`, with the other settings as in the best one."""
         if name not in self.best:
             raise InputError(f"curve: expected one of the settings {self.names}; got {name!r}.")
         others = {other: setting for other, setting in self.best.items() if other != name}
@@ -112,13 +112,13 @@ class TuningResult:
         return Curve(name, value, settings, [fmean(own) for own in numbers], errors)
 
     def __str__(self) -> str:
-        """The choice in a line, and what is to be said about it."""
+        """The choice in one line, followed by the notes."""
         chosen = ", ".join(f"{name} = {_short(value)}" for name, value in self.best.items())
         lines = [f"{chosen}: log evidence {self.evidence:.2f} ({len(self.trials)} trials, {self.method})", *self.notes]
         return "\n".join(lines)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it as JSON, whole or not at all."""
+        """Write the result as JSON, completely or not at all."""
         write_text(Path(path), json.dumps(self.state(), indent=1))
 
     @staticmethod
@@ -127,11 +127,11 @@ class TuningResult:
         try:
             state = json.loads(Path(path).read_text(encoding="utf-8"))
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise FileFormatError(f"{path} is no tuning result ({error}). Give a file that save wrote.") from error
+            raise FileFormatError(f"{path} is not a tuning result ({error}). Give a file that save wrote.") from error
         return TuningResult.from_state(state, str(path))
 
     def state(self) -> dict[str, Any]:
-        """Everything, as JSON takes it."""
+        """The result as JSON values."""
         return {
             "format": _FORMAT,
             "method": self.method,
@@ -146,7 +146,7 @@ class TuningResult:
     def from_state(state: object, where: str = "the state") -> TuningResult:
         """The inverse of `state`."""
         if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
-            raise FileFormatError(f"{where} is no tuning result of format {_FORMAT}. Give a file that save wrote.")
+            raise FileFormatError(f"{where} is not a tuning result of format {_FORMAT}. Give a file that save wrote.")
         try:
             return TuningResult(
                 method=str(state["method"]),
@@ -159,7 +159,7 @@ class TuningResult:
                 notes=tuple(state["notes"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise FileFormatError(f"{where} is not a whole tuning result ({error!r}). Save it again.") from error
+            raise FileFormatError(f"{where} is not a complete tuning result ({error!r}). Save it again.") from error
 
 
 def _grouped(trials: Sequence[Trial]) -> list[list[Trial]]:

@@ -1,4 +1,4 @@
-"""Jacobians of networks, and every product with them: the only room that differentiates, and where speed is decided.
+"""Jacobians of networks, and every product with them: the only room that differentiates a network.
 
 May import `network` and `support`. `engines/` compute UᵀJ of a few examples as `blocks/` (what a layer's part of J is);
 `feature_map.py` and `kernels.py` build all products from these, in chunks that fit the memory budget (`budget/`). Start

@@ -1,4 +1,4 @@
-"""The arguments of an engine's products, which users may call directly: cotangents, vectors and precisions, checked."""
+"""Checks of the arguments of an engine's products, which users may call: cotangents, vectors and precisions."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def check_vectors(vectors: object, num_weights: int) -> None:
     """Vectors v of J v: P × S."""
     if not isinstance(vectors, Tensor) or vectors.ndim != 2 or len(vectors) != num_weights:
         raise InputError(
-            f"vectors: expected a tensor P × S with one vector of all {num_weights} weights in each column; got "
-            f"{_described(vectors)}. For one vector use vector.unsqueeze(-1)."
+            f"vectors: expected a P × S tensor with one vector of all {num_weights} weights in each column; got "
+            f"{_described(vectors)}. For one vector, use vector.unsqueeze(-1)."
         )
 
 
@@ -47,8 +47,8 @@ def check_cotangents(cotangents: Cotangents | object, num_examples: int, num_out
         or cotangents.shape[:2] != (num_examples, num_outputs)
     ):
         raise InputError(
-            f"cotangents: expected a tensor N × Q × S = ({num_examples}, {num_outputs}, S), or a function of the "
-            f"outputs; got {_described(cotangents)}. For one column use cotangents.unsqueeze(-1)."
+            f"cotangents: expected a tensor of shape N × Q × S = ({num_examples}, {num_outputs}, S), or a function "
+            f"of the outputs; got {_described(cotangents)}. For one column, use cotangents.unsqueeze(-1)."
         )
 
 
@@ -64,4 +64,4 @@ def check_precision(precision: object) -> None:
 def _described(value: object) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
-    return f"shape {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+    return f"a tensor of shape {tuple(value.shape)} and dtype {str(value.dtype).removeprefix('torch.')}"

@@ -46,7 +46,7 @@ class FactoredJacobian:
 
     The factors are kept after the first use if they fit into a quarter of the memory budget (25 thousand numbers per
     image for LeNet-5, whose Jacobian has 444 thousand); otherwise they are computed again, chunk by chunk, each time.
-    They are kept as they are multiplied, with V^{½} and in the dtype of the products, so that this is done once; where
+    They are stored in the form used in products, with V^{½} and in their dtype, so that this is done once; where
     that does not fit, because V^{½} mixes weights or the dtype is wider, they are kept without it.
     """
 

@@ -33,7 +33,7 @@ class Factors:
 
     @staticmethod
     def of_rows(rows: Float[Tensor, "n R P"]) -> Factors:
-        """One block for all weights, from an engine that knows no layers."""
+        """One block for all weights, from an engine without layers."""
         return Factors((Rows(rows, (slice(0, rows.shape[2]),)),), rows.shape[2])
 
     @property

@@ -97,7 +97,7 @@ class FeatureMap(Kernels):
         return total
 
     def ggn(self, inputs: Inputs, root: Cotangents) -> Float[Tensor, "P P"]:
-        """Jᵀ Λ J = Σᵢ φ_w(xᵢ) Λᵢ φ_w(xᵢ)ᵀ with Λᵢ = Sᵢ Sᵢᵀ, in float64 whatever the rows are."""
+        """Jᵀ Λ J = Σᵢ φ_w(xᵢ) Λᵢ φ_w(xᵢ)ᵀ with Λᵢ = Sᵢ Sᵢᵀ, in float64 regardless of the dtype of the rows."""
         inputs = self._checked(inputs, root)
         total = WeightGram(self.num_weights, self.anchor.device)
         for _, factors in self._factors(inputs, _WIDE_ROWS, root, fixed=total.bytes):
@@ -129,7 +129,7 @@ class FeatureMap(Kernels):
         for part in chunks(num_examples(inputs), size):
 
             def columns(outputs: Float[Tensor, "m Q"], part: slice = part) -> Float[Tensor, "m Q 1"]:
-                own = cotangents(outputs[: part.stop - part.start], part)  # a single example may be made twice
+                own = cotangents(outputs[: part.stop - part.start], part)  # a single example may be computed twice
                 return own.expand(len(outputs), -1).unsqueeze(-1)
 
             own, own_squares = self.factors(take(inputs, part), columns).moments()

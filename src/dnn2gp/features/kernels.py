@@ -54,9 +54,9 @@ class KernelKind:
     @property
     def instead(self) -> str:
         """What to do if it does not fit into the memory."""
-        smaller = "the trace or diagonal kernel, " if self.whole else ""
+        smaller = "use the trace or diagonal kernel, " if self.whole else ""
         return (
-            f"Take fewer inputs at a time, {smaller}or out=FILE, which holds the result on disk; or freeze layers that "
+            f"Pass fewer inputs at a time, {smaller}write the result to disk with out=FILE, or freeze layers that "
             "need no uncertainty (requires_grad_(False))."
         )
 
@@ -158,7 +158,10 @@ class Kernels(Chunked):
         other_inputs = None if other_inputs is None else right_map.check(other_inputs)
         symmetric = other_inputs is None and right_map is self
         if out is not None and (differentiable(inputs) or (other_inputs is not None and differentiable(other_inputs))):
-            raise InputError("out: a kernel in a file has no gradient. Detach the inputs, or leave out= away.")
+            raise InputError(
+                "out: expected inputs that do not require a gradient, because a kernel in a file has none. Detach "
+                "the inputs, or leave out= out."
+            )
         columns = None if symmetric else inputs if other_inputs is None else other_inputs
         left, right = self.side(inputs, precision), None if columns is None else right_map.side(columns, precision)
         mate = left if right is None else right

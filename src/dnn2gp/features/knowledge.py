@@ -1,4 +1,4 @@
-"""What has been learned about a network: one owner, shared by all engines of the network, whatever their weights."""
+"""What has been learned about a network: one owner, shared by all engines of the network at any weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Knowledge:
     """
 
     def __init__(self, facts: Mapping[object, object] | None = None) -> None:
-        """Knowing these facts already."""
+        """Start with these facts."""
         self._facts: dict[object, Any] = dict(facts or {})
         self._lock = RLock()
         self._seen, self._next_check = 0, _FIRST_CHECK
@@ -55,7 +55,7 @@ class Knowledge:
     def check_due(self, count: int) -> bool:
         """Whether to check a chunk of so many examples as a whole.
 
-        True for the first chunk after a few examples, and again whenever the number of examples has doubled, so that
+        True for the first chunk after a few examples, and again each time the number of examples has doubled, so that
         checks cost little in the long run. Engines at different weights count together.
         """
         with self._lock:
@@ -66,7 +66,7 @@ class Knowledge:
             return True
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the lock, and what is kept for the moment."""
+        """Everything except the lock and the remembered value."""
         return {name: value for name, value in vars(self).items() if name not in ("_lock", "_last")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

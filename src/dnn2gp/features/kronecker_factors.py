@@ -24,8 +24,8 @@ from dnn2gp.features.factors import Factors
 class KroneckerFactors:
     """A (i × i, or its diagonal) and G (o × o) of one block; weights lie as o × i, or `transposed` as i × o.
 
-    The bias of a layer is the last of the i inputs. A block that is no outer product (a normalisation's weights, say)
-    has A = 1 and for G its whole GGN.
+    The bias of a layer is the last of the i inputs. A block that is not an outer product (such as the weights of a
+    normalisation) has A = 1 and its whole GGN as G.
     """
 
     parts: tuple[slice, ...]

@@ -1,4 +1,4 @@
-"""A covariance Σ of the weights, as products of features use it."""
+"""The interface of a covariance Σ of the weights that products of features use."""
 
 from __future__ import annotations
 

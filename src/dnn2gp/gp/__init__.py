@@ -1,4 +1,4 @@
-"""Step (C): the Gaussian process that a network is, and what users do with it.
+"""Step (C): a network as a Gaussian process, and what users do with it.
 
 May import `evidence` and the rooms below it. Start with `convert.py` (A, B and C in one call), then
 `gaussian_process.py` (predictions, kernels, samples, evidence), `diagnose.py` and `storage.py`.

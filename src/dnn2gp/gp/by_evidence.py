@@ -1,4 +1,4 @@
-"""prior_precision="evidence": δ, and σ where it is open, by the evidence at the network's weights."""
+"""prior_precision="evidence": choosing δ, and σ if it is open, by the evidence at the network's weights."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ UNEXPLAINED = 0.95
 # The curves that are kept extend this many decades to both sides of the choice.
 _DECADES, _POINTS = 3, 61
 EXACT_WORDS = (
-    "The evidence has no maximum in σ within its range: the network fits the targets exactly, or they are constant. "
-    "Give σ, or train with more data or a smaller network."
+    "The evidence has no maximum in σ within its range: the network fits the targets exactly, or the targets are "
+    "constant. Set σ, or train with more data or a smaller network."
 )
 
 
@@ -50,7 +50,7 @@ def tune_model(
     layout: Layout,
     choose: Callable[[LinearModel], Inference],
 ) -> Tuned | None:
-    """δ and an open σ of the largest evidence at these weights; None if both are given. One that is given is kept.
+    """The δ and open σ with the largest evidence at these weights; None if both are given. A given one is kept.
 
     `choose` returns the inference for a linear model, whose evidence is maximised.
     """
@@ -100,7 +100,7 @@ class _Varied:
         return found if self.unit is None else {**found, SIGMA: self.unit * self.best.noise_scale.item()}
 
     def notes(self) -> tuple[str, ...]:
-        """Problems of the network that the evidence reveals, in words."""
+        """Messages about problems of the network that the evidence reveals."""
         best, notes = self.best, []
         scale, noise = best.precision_scale.item(), best.noise_scale.item()
         if "δ" in best.at_edge:
@@ -113,8 +113,8 @@ class _Varied:
         determined = self.spectrum.degrees_of_freedom(scale, noise)
         if not notes and determined < 1:
             notes.append(
-                f"The data determine less than one weight ({determined:.2f}), so the GP stays near its prior. Train "
-                "longer, or check the scale of inputs and targets."
+                f"The data determine less than one weight ({determined:.2f}), so the GP stays close to its prior. "
+                "Train longer, or check the scale of inputs and targets."
             )
         return tuple(notes)
 
@@ -138,14 +138,14 @@ def edge_words(name: str, where: str, asks: str = "ever larger or smaller values
     """The note that the evidence has no maximum in a setting."""
     return (
         f"The evidence has no maximum in {name}: it prefers {asks}, up to the edge of the range ({where}). Check the "
-        "training loss and the targets and their scale (standardise them), or give δ as a number."
+        "training loss, and the targets and their scale (standardise them), or pass δ as a number."
     )
 
 
 def underfit_words(share: float) -> str:
     """The note that almost nothing is explained, with the noise as a share of the spread."""
     return (
-        f"Underfit: the noise that the evidence finds is {share:.0%} of the spread of the targets, so the network "
+        f"Underfit: the noise with the largest evidence is {share:.0%} of the spread of the targets, so the network "
         "explains almost nothing. Train longer, scale inputs and targets, or use a larger network."
     )
 

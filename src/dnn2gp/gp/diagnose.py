@@ -1,4 +1,4 @@
-"""Can this GP be trusted? Measurements on the user's own network, with advice in words."""
+"""Can this GP be trusted? Measurements on the user's own network, with advice."""
 
 from __future__ import annotations
 
@@ -82,7 +82,6 @@ class Diagnosis:
         return self.verdict != _BAD
 
     def __str__(self) -> str:
-        """The report."""
         verdict = {
             _GOOD: "The approximations of this GP hold: the network is at a minimum. (Its prior was not assessed.)",
             _CAUTION: "This GP can be used with care: see the points marked [caution].",
@@ -95,8 +94,8 @@ class Diagnosis:
             "gradient of the loss, relative to its parts",
             f"{self.relative_gradient:.2g}",
             self._grade_minimum(),
-            "0 at a minimum, where the GP is the Laplace approximation (Theorem 1); the remaining step may "
-            f"move an output by up to {self.step_bound:.2g} posterior standard deviations.",
+            "zero at a minimum, where the GP is the Laplace approximation (Theorem 1); the remaining step may move "
+            f"an output by up to {self.step_bound:.2g} posterior standard deviations.",
             "Continue training on all data at once (L-BFGS, or Adam with a decaying learning rate), and use the δ of "
             "your training loss (precision_from_weight_decay). A ReLU network may settle at a kink, where the gradient "
             "does not vanish.",
@@ -136,7 +135,7 @@ class Diagnosis:
             f"{self.curvature_gap:.2g}",
             _grade(self.curvature_gap, 0.5, 2.0),
             "small if the network fits its data; the GGN omits the residual term.",
-            "The residuals are large: a bigger network, longer training or a smaller δ would fit the data better.",
+            "The residuals are large: a larger network, longer training or a smaller δ would fit the data better.",
         )
 
     def _noise(self) -> Finding:
@@ -174,8 +173,8 @@ def diagnose(
     """Measure whether the network is at a minimum, and how well the approximations behind the GP hold."""
     if gp.model.of_step:
         raise InputError(
-            "diagnose: expected the GP of a trained network (convert). This GP belongs to a training step, "
-            "whose weights are not at a minimum."
+            "diagnose: expected the GP of a trained network (convert); got that of a training step, whose weights "
+            "are not at a minimum."
         )
     generator = generator or torch.Generator(gp.features.anchor.device).manual_seed(0)
     model, expansion = gp.model, gp.model.expansion

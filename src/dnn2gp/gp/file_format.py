@@ -1,4 +1,4 @@
-"""The file of a saved GP: tensors in safetensors format, everything else as JSON in its header, nothing to unpickle."""
+"""The file of a saved GP: tensors in safetensors format, everything else as JSON in its header, and no pickle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEY = "dnn2gp"
 
 
 def write_file(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write the header and the tensors, whole or not at all."""
+    """Write the header and the tensors, completely or not at all."""
     # A copy of each tensor: safetensors accepts neither views nor shared memory.
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
@@ -53,7 +53,7 @@ class Part(dict[str, Tensor]):
 @final
 @dataclass(frozen=True)
 class SavedFile:
-    """The contents of a file: its header, which has been checked, and its tensors."""
+    """The contents of a file: its validated header and its tensors."""
 
     path: Path
     header: dict[str, Any]
@@ -70,8 +70,9 @@ class SavedFile:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         except SafetensorError as error:
             raise FileFormatError(
-                f"{path} is not a complete safetensors file ({error}). It may be truncated, or of another kind (a "
-                "pickle by torch.save is never opened). Give a file that dnn2gp.save wrote, or save the GP again."
+                f"{path} is not a complete safetensors file ({error}). It may be truncated, or have another format "
+                "(pickle files from torch.save are never opened). Give a file that dnn2gp.save wrote, or save the "
+                "GP again."
             ) from error
         if _KEY not in metadata:
             raise FileFormatError(
@@ -142,7 +143,7 @@ def _header(path: Path, text: str, tensors: dict[str, Tensor]) -> dict[str, Any]
 
 
 def _upgraded(header: dict[str, Any]) -> dict[str, Any]:
-    """A header of format 1, which names the structure beside the inference rather than among its options."""
+    """A header of format 1, in which the structure is a separate field rather than an option of the inference."""
     name, structure = header.get("inference"), header.get("structure")
     kind = Inference.kinds.get(name) if isinstance(name, str) else None
     if kind is None or "structure" not in {field.name for field in fields(kind)}:  # pyright: ignore[reportArgumentType]
@@ -152,8 +153,8 @@ def _upgraded(header: dict[str, Any]) -> dict[str, Any]:
 
 def _unknown(path: Path, header: dict[str, Any], name: str, why: str = "") -> FileFormatError:
     return FileFormatError(
-        f"{path}: its header has {name} = {header.get(name)!r}, which is not known here{why}. The file is damaged or "
-        f"was written by another release (dnn2gp {header.get('dnn2gp')}): save the GP again."
+        f"{path}: its header has {name} = {header.get(name)!r}, which this release does not know{why}. The file is "
+        f"damaged or was written by another release (dnn2gp {header.get('dnn2gp')}): save the GP again."
     )
 
 

@@ -1,4 +1,4 @@
-"""Step C: the Gaussian process that the network is. It predicts, samples, and gives its kernel and its evidence."""
+"""Step C: the network as a Gaussian process, with predictions, samples, its kernel and its evidence."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class GaussianProcess:
         return self._linear(inputs, self.prior.mean)
 
     def mean(self, inputs: Inputs) -> Float[Tensor, "N *shape"]:
-        """E[f(x) | D̃] = J(x) μ: the posterior mean over transformed outputs, as the paper draws it."""
+        """E[f(x) | D̃] = J(x) μ: the posterior mean over transformed outputs, which the paper plots."""
         return self._linear(inputs, self.inference.mean)
 
     def covariance(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
@@ -120,7 +120,7 @@ class GaussianProcess:
     def sample_functions(self, num_samples: int, generator: torch.Generator | None = None) -> FunctionSamples:
         """Functions drawn from the posterior, which can be evaluated anywhere and as often as needed."""
         if num_samples < 1:
-            raise InputError(f"num_samples must be at least 1; got {num_samples}.")
+            raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
         weights = self.inference.sample_weights(num_samples, generator)
         return FunctionSamples(self.features, weights, self.model.expansion.anchor)
 
@@ -128,15 +128,15 @@ class GaussianProcess:
         """The GP given more data, without retraining: p(f | D̃, D̃') with D̃' expanded at the same weights."""
         if not self.inference.exact:
             raise InputError(
-                f"Conditioning needs an exact posterior; this one is a {self.inference.description}, whose mean new "
-                "targets would not move. Convert with structure=Dense()."
+                f"condition: expected an exact posterior; got a {self.inference.description}, whose mean new targets "
+                "would not move. Convert with structure=Dense()."
             )
         if self.model.expansion.features is not self.features:
-            raise InputError("Conditioning is defined for Gauss-Newton features; this GP has gradient features.")
+            raise InputError("condition: expected a GP with Gauss-Newton features; got one with gradient features.")
         if self.model.of_step:
             raise InputError(
-                "This GP is that of a training step, in which examples count β N / M times. To add data to a trained "
-                "network, convert the network, and condition that GP."
+                "condition: expected the GP of a trained network; got that of a training step, in which each "
+                "example counts β N / M times. Convert the network, and condition that GP."
             )
         extra = read_data(data)
         inputs = self.network.check_inputs(extra.inputs)
@@ -148,7 +148,7 @@ class GaussianProcess:
         return GaussianProcess(self.features, self.inference.conditioned(expansion), self.likelihood)
 
     def costs(self) -> tuple[Cost, ...]:
-        """The cost of each inference for these data and this network, the one with the smallest matrix first."""
+        """The cost of each inference for this data and network, the one with the smallest matrix first."""
         return costs(self.model)
 
     def evidence(self) -> Evidence:
@@ -159,8 +159,9 @@ class GaussianProcess:
         """The gradients of the log evidence with respect to δ and σ."""
         if self.model.of_step:
             raise InputError(
-                "This GP is that of a training step: its prior is (m_t, V_t), made from q_t and δ. For the gradient of "
-                "an evidence with respect to δ or σ, convert the network."
+                "evidence_gradient: expected the GP of a trained network; got that of a training step, whose prior "
+                "(m_t, V_t) is derived from q_t and δ. Convert the network, and use the gradient of that GP's "
+                "evidence."
             )
         return evidence_gradient(self.inference, self.likelihood, self.network.layout)
 

@@ -1,4 +1,4 @@
-"""What counts as a minimum of the loss: every threshold that says so is in this file.
+"""What counts as a minimum of the loss: all thresholds are in this file.
 
 Two numbers measure how far weights w are from a minimum, with g = ∇ℓ̄(w):
 
@@ -25,11 +25,11 @@ LARGE_STEP = 2.0
 def at_minimum(relative_gradient: float, step_bound: float, *, exact: bool = True) -> bool:
     """Whether weights are at a minimum: the gradient is small, or the step to the minimum does not matter.
 
-    An approximate posterior takes no step, so that only its gradient counts (`exact=False`).
+    An approximate posterior takes no step, so only its gradient counts (`exact=False`).
     """
     return relative_gradient <= SMALL_GRADIENT or (exact and step_matters_little(step_bound))
 
 
 def step_matters_little(step: float) -> bool:
-    """Whether outputs move by so few posterior standard deviations that nobody would notice."""
+    """Whether outputs move by a negligible number of posterior standard deviations."""
     return step <= SMALL_STEP

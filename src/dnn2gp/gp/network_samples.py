@@ -86,7 +86,7 @@ def networks_at(
 
 
 def check_count(num_samples: int) -> None:
-    """Refuse fewer than one sample."""
+    """Raise an `InputError` unless there is at least one sample."""
     if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
         got = num_samples if isinstance(num_samples, int | float) else type(num_samples).__name__
-        raise InputError(f"num_samples: expected a whole number, at least 1; got {got}.")
+        raise InputError(f"num_samples: expected an integer of at least 1; got {got}.")

@@ -30,9 +30,9 @@ _CHECKED = 4
 
 
 def save(gp: object, path: str | PathLike[str]) -> None:
-    """Write the GP to one file, whole or not at all: weights, buffers, data, prior, likelihood, and its posterior."""
+    """Write the GP to one file, completely or not at all: weights, buffers, data, prior, likelihood and posterior."""
     if not isinstance(gp, GaussianProcess):
-        raise InputError(f"save: expected a GaussianProcess, as convert returns; got {type(gp).__name__}.")
+        raise InputError(f"save: expected a GaussianProcess, as returned by convert; got {type(gp).__name__}.")
     write_file(Path(path), _header(gp), _tensors(gp))
 
 
@@ -43,9 +43,9 @@ def load(
     memory_budget: int | float | None = None,
     features: Callable[..., NetworkFeatures] = LayerwiseFeatures,
 ) -> GaussianProcess:
-    """Read a GP. `network` is a module of the class that was converted, with any weights, or a function that makes it.
+    """Read a GP. `network` is a module of the converted class, with any weights, or a function that builds one.
 
-    A custom likelihood and an engine are code, which no file contains: pass them again as `likelihood` and `features`.
+    A custom likelihood and an engine are code and not in the file: pass them again as `likelihood` and `features`.
     """
     file = SavedFile.read(Path(path))
     header = file.header
@@ -121,11 +121,11 @@ def _module(network: object) -> object:
 
 
 def _check_outputs(found: Tensor, saved: Tensor) -> None:
-    """Refuse a network that takes the saved weights but computes something else with them."""
+    """Reject a network that accepts the saved weights but computes different outputs."""
     if found.shape != saved.shape or not torch.allclose(found, saved, rtol=1e-3, atol=1e-3 * saved.abs().max().item()):
         raise NetworkError(
-            "network: it accepts the saved weights, but its outputs differ from those at the time of saving. Look for "
-            "a different activation, dropout or pooling, or for different arguments of its class."
+            "network: expected the outputs that were saved; got different ones, although the weights fit. Look for "
+            "a different activation, dropout or pooling, or for different arguments of the class."
         )
 
 
@@ -134,7 +134,9 @@ def _likelihood(given: Likelihood | None, name: str, state: dict[str, Tensor]) -
         if not isinstance(given, Likelihood):
             raise InputError(f"likelihood: expected a dnn2gp likelihood (an instance); got {given!r}.")
         if given.name != name:
-            raise InputError(f"likelihood: the GP was saved with a {name!r} likelihood; got a {given.name!r} one.")
+            raise InputError(
+                f"likelihood: expected a {name!r} likelihood, with which the GP was saved; got a {given.name!r} one."
+            )
         return given.detached()
     if name == CustomLikelihood.name:
         raise InputError(

@@ -1,7 +1,7 @@
 """Steps (B) and (C): the linear model on transformed data, and its posterior in weight space or function space.
 
 May import `weights` and the rooms below it. Start with `linear_model.py` (Theorems 1 and 2) and `base.py` (what every
-inference must answer), then `weight_space.py`, `function_space.py`, `choice.py` and `predictive.py`.
+inference must provide), then `weight_space.py`, `function_space.py`, `choice.py` and `predictive.py`.
 """
 
 from dnn2gp.inference.averaged_predictive import AveragedPredictive

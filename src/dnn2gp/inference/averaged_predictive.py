@@ -27,7 +27,6 @@ class AveragedPredictive(Predictive):
     """
 
     def __repr__(self) -> str:
-        """One line."""
         sizes = f"{len(self.maps)} maps, {len(self.outputs)} inputs"
         return f"AveragedPredictive({sizes}, outputs of shape {self.output_shape})"
 
@@ -86,11 +85,11 @@ class AveragedPredictive(Predictive):
         return torch.stack([each.monte_carlo(num_samples, generator) for each in self.maps]).mean(0)
 
     def sample_latent(self, num_samples: int, generator: torch.Generator | None = None) -> Float[Tensor, "S N K"]:
-        """(1/S) Σ_s f_s, the maps drawn together, each input apart."""
+        """(1/S) Σ_s f_s, with the maps drawn jointly and the inputs independently."""
         return self._average.sample_latent(num_samples, generator)
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """y ~ p(y | f) with f the average of maps that were drawn together."""
+        """y ~ p(y | f), where f is the average of jointly drawn maps."""
         return self._average.sample(num_samples, generator)
 
     @cached_property

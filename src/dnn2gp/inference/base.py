@@ -1,4 +1,4 @@
-"""What a way of inference must answer: the choice that a user makes, its cost, and the posterior that it infers."""
+"""What an inference must provide: the choice that a user makes, its cost, and the posterior that it computes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dnn2gp.weights.structures import Dense, Precision, Structure
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one way of inference: the side of its matrix, the number of operations, and the memory in bytes."""
+    """The cost of an inference: the side of its matrix, the number of operations, and the memory in bytes."""
 
     space: str
     """The name of the inference."""
@@ -44,11 +44,11 @@ class Cost:
 class Inference(Choice):
     """How the posterior p(w | D̃) = N(μ, Σ̃) of a linear model is computed: `WeightSpace()`, `FunctionSpace()`, …
 
-    A new way of inference is one file with the choice and the `Posterior` that it infers.
+    A new inference is one file with the choice and its `Posterior`.
     """
 
     automatic: ClassVar[bool] = False
-    """Whether `convert` may choose it when the user names no inference; only for those that are exact."""
+    """Whether `convert` may choose it if the user does not pass an inference; only for exact ones."""
 
     kinds: ClassVar[dict[str, type[Inference]]] = {}
 
@@ -68,8 +68,8 @@ class Inference(Choice):
         """The same inference with a posterior precision of this structure."""
         if structure != Dense():
             raise InputError(
-                f"structure={structure!r} approximates the precision of the weights, which inference={self!r} does not "
-                "compute. Leave inference= out, or use inference=WeightSpace()."
+                f"structure={structure!r}: it approximates the precision of the weights, which inference={self!r} "
+                "does not compute. Leave inference= out, or use inference=WeightSpace()."
             )
         return self
 
@@ -79,20 +79,20 @@ class Inference(Choice):
         The prior of the model is N(0, V) with a diagonal V.
         """
         raise InputError(
-            f"inference={self!r} has no evidence as a function of δ and σ. Give both as numbers, e.g. "
-            "prior_precision=1.0, or use another inference."
+            f"inference={self!r}: it does not provide the evidence as a function of δ and σ. Give both as numbers, "
+            "e.g. prior_precision=1.0, or use another inference."
         )
 
     def grouped_terms(self, model: LinearModel, groups: Groups, num_noises: int) -> GroupedTerms:
         """The terms of the evidence for one δ per group of weights, and one σ for all outputs or one per output."""
         raise InputError(
-            f"inference={self!r} has no evidence with one δ per layer or one σ per output: that takes the exact "
-            "posterior, structure=Dense()."
+            f"inference={self!r}: it does not provide the evidence with one δ per layer or one σ per output. Use the "
+            "exact posterior, structure=Dense()."
         )
 
 
 class Posterior(ABC):
-    """The posterior p(w | D̃) = N(μ, Σ̃) of a linear model, known by the products that predictions need."""
+    """The posterior p(w | D̃) = N(μ, Σ̃) of a linear model, accessed through the products that predictions need."""
 
     method: Inference
     """The inference that computed it."""
@@ -101,7 +101,7 @@ class Posterior(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """What it is in a few words, e.g. "dense posterior in function space"."""
+        """A short description, e.g. "dense posterior in function space"."""
 
     @property
     def exact(self) -> bool:
@@ -175,7 +175,7 @@ class Posterior(ABC):
         return (anchor.double() - self.step).to(anchor.dtype)
 
     def latent(self, features: FeatureMap, inputs: Inputs) -> Latent:
-        """Outputs, shift and covariance of f at each input, from one pass over the inputs, a chunk at a time."""
+        """Outputs, shift and covariance of f at each input, from one pass over the inputs, one chunk at a time."""
         step, parts = self.step[:, None], []
         for part in track(list(chunks(num_examples(inputs), self.chunk(features, inputs))), "predictions"):
             outputs, factors = features.outputs_and_factors(take(inputs, part))

@@ -1,4 +1,4 @@
-"""Which inference: the one that the user names, or the exact one with the smallest matrix."""
+"""Choosing the inference: the one that the user passes, or the exact one with the smallest matrix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dnn2gp.weights.structures import Dense, Structure
 def choose(model: LinearModel, inference: Inference | None = None, structure: Structure | None = None) -> Inference:
     """The inference for a model.
 
-    Without arguments it is the cheapest of the exact ones, which agree. A structure other than `Dense()` approximates
+    Without arguments, it is the cheapest exact one; all exact ones agree. A structure other than `Dense()` approximates
     the precision of the weights, which only weight space computes.
     """
     if inference is not None:

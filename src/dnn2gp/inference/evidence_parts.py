@@ -78,12 +78,12 @@ class GroupedTerms(ABC):
 
 
 def require_matrices(numbers: int, expansion: Expansion) -> None:
-    """Raise unless the matrices of all groups or outputs, with so many numbers in all, fit into the memory budget."""
+    """Raise unless the matrices of all groups or outputs, with this many numbers in total, fit into the budget."""
     require(
         8 * numbers,
         expansion.features.budget(),
-        "A matrix for each layer or output, for an evidence with one δ per layer",
-        "Tune one δ for all layers, use fewer examples, or take fewer layers (subset=).",
+        "Storing one matrix per layer or output, for an evidence with one δ per layer,",
+        "Tune one δ for all layers, use fewer examples, or select fewer layers (subset=).",
     )
 
 
@@ -92,7 +92,7 @@ def require_decomposition(size: int, expansion: Expansion) -> None:
     require(
         4 * 8 * size**2,
         expansion.features.budget(),
-        f"The eigendecomposition of a {size} × {size} matrix, for an evidence at any δ",
+        f"The eigendecomposition of a {size} × {size} matrix, for the evidence as a function of δ,",
         "Give δ as a number (prior_precision=1.0), use fewer examples, or take fewer layers (subset=).",
     )
 
@@ -101,7 +101,7 @@ def decomposed(matrix: Float[Tensor, "n n"], what: str) -> tuple[Float[Tensor, "
     """Eigenvalues and eigenvectors of a sum of squares; eigenvalues that rounding made negative count as zero."""
     if not matrix.isfinite().all():
         raise NotPositiveDefiniteError(
-            f"{what} contains NaN or infinity: the network's Jacobian overflows. Look at its weights and inputs."
+            f"{what} contains NaN or infinity: the network's Jacobian overflows. Check its weights and inputs."
         )
     values, vectors = torch.linalg.eigh(matrix)
     return values.clamp(min=0), vectors

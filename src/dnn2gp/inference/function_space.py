@@ -55,7 +55,7 @@ class FunctionSpace(Inference):
         return FunctionSpacePosterior(self, model, cholesky(matrix, "I + SᵀKS", KNOB), sites)
 
     def restored(self, model: LinearModel, state: dict[str, Tensor]) -> FunctionSpacePosterior:
-        """In the memory order that a fresh factor has, so that results are the same to the last bit."""
+        """Restore L in the memory order of a fresh factor, so that results are bit-identical."""
         _require(model.expansion, model.expansion.num_sites)
         sites = _sites(model.expansion, model.prior.precision.double())
         return FunctionSpacePosterior(self, model, state["factor"].mT.contiguous().mT, sites)
@@ -242,7 +242,9 @@ class FunctionSpaceTerms(GroupedTerms):
         require_matrices((len(groups) + 3) * count**2, expansion)
         precision, features = model.prior.precision.double().diagonal(), expansion.features
         if not isinstance(features, NetworkFeatures):
-            raise InputError("One δ per layer is tuned with Gauss-Newton features, not with gradient features.")
+            raise InputError(
+                "per_layer: one δ per layer can be tuned with Gauss-Newton features, but not with gradient features."
+            )
         kernels = []
         for group in range(len(groups)):
             own = features.restricted(groups.names(group), expansion.inputs)

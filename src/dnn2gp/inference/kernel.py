@@ -31,19 +31,19 @@ class Kernel:
         memory_budget: int | float | None = None,
         features: Callable[..., NetworkFeatures] = LayerwiseFeatures,
     ) -> Kernel:
-        """J(x) J(x')ᵀ at the present weights: the kernel of Eq. (9) at δ = 1. `inputs` are a few examples."""
+        """J(x) J(x')ᵀ at the current weights: the kernel of Eq. (9) at δ = 1. `inputs` are a few examples."""
         function = Network(network, check_inputs(inputs))
         engine = features(function, function.check_inputs(inputs), memory_budget=memory_budget)
         return Kernel(engine, DiagonalPrecision(torch.ones_like(function.weights)))
 
     def __repr__(self) -> str:
-        """Of which features, with which precision."""
+        """The features and the structure of the precision."""
         return f"Kernel({self.features!r}, {self.precision.structure.name} precision)"
 
     def full(
         self, inputs: Inputs, other: Inputs | None = None, *, out: str | Path | None = None
     ) -> Float[Tensor, "N K M K"]:
-        """All of it: [n, k, m, l] = J_k(x_n) V J_l(x_m)ᵀ.
+        """The full kernel: [n, k, m, l] = J_k(x_n) V J_l(x_m)ᵀ.
 
         `out` is a file for a kernel that is larger than the memory: it is written block by block and appears when it is
         complete, and the result is a view of it (row by row, in the dtype of the result, no header).
@@ -53,7 +53,7 @@ class Kernel:
     def trace(
         self, inputs: Inputs, other: Inputs | None = None, *, out: str | Path | None = None
     ) -> Float[Tensor, "N M"]:
-        """tr κ(x, x'), as the paper draws it: the kernels of the outputs, summed. `out`: see `full`."""
+        """tr κ(x, x'), as the paper plots it: the sum of the kernels of all outputs. `out`: see `full`."""
         return self._computed(self.features.kernel_trace, inputs, other, out)
 
     def diagonal(
@@ -69,7 +69,7 @@ class Kernel:
         if out is None:
             return product(inputs, self.precision, other).to(self.features.anchor.dtype)
         if not isinstance(out, str | Path):
-            raise InputError(f"out: expected the name of a file; got {type(out).__name__}.")
+            raise InputError(f"out: expected a file name; got {type(out).__name__}.")
         return product(inputs, self.precision, other, out=Path(out))
 
     def _checked(self, inputs: Inputs, other: Inputs | None) -> tuple[Inputs, Inputs | None]:

@@ -22,7 +22,7 @@ from dnn2gp.weights.structures import Dense, Structure
 class TransformedData:
     """D̃ = {(xᵢ, ỹᵢ)} in the natural form of Eq. (22): the precision Λᵢ of each site and Λᵢ ỹᵢ = Λᵢ Jᵢ w − rᵢ.
 
-    Λ may be singular (softmax has rank K−1), so ỹ itself is only a view for those who want to look at it.
+    Λ may be singular (softmax has rank K−1), so ỹ itself is provided only for inspection.
     """
 
     inputs: Inputs
@@ -46,10 +46,11 @@ class LinearModel:
     """Whether it is that of a training step (Theorem 2) rather than of a minimum."""
 
     def __post_init__(self) -> None:
-        """Prior and features must speak of the same weights."""
+        """Check that the prior and the features have the same weights."""
         if self.prior.precision.size != self.expansion.features.num_weights:
             raise InputError(
-                f"A prior of {self.prior.precision.size} weights, features of {self.expansion.features.num_weights}."
+                f"prior: expected as many weights as the features have, {self.expansion.features.num_weights}; got "
+                f"{self.prior.precision.size}."
             )
 
     @staticmethod
@@ -67,21 +68,21 @@ class LinearModel:
         """Theorem 2: the linear model whose posterior is the Gaussian after a step of VOGGN or OGGN from q_t.
 
         ỹ = J_t(x) w + ε,  ε ~ N(0, S (β Λ_t)⁻¹),  w ~ N(m_t, V_t),  with the features of S samples of q_t stacked and
-        ỹ = J_t μ_t − Λ_t⁻¹ r_t: anchored at the mean μ_t, and not at the sample as the main text has it.
+        ỹ = J_t μ_t − Λ_t⁻¹ r_t: anchored at the mean μ_t, not at the sample as in the main text.
 
-        `state` is the one before the step, `info` what the step gave; `beta` is its β unless another is given. After
-        a step with a diagonal structure, with momentum or with two rates, this is the model of the plain, dense step
-        from the same q_t. `expansion`: Gauss-Newton, as in the paper, or `Expansion.empirical_fisher`.
+        `state` is q_t before the step, and `info` is what the step returned; `beta` is its β unless another is given.
+        After a step with a diagonal structure, with momentum or with two rates, this is the model of the plain, dense
+        step from the same q_t. `expansion`: Gauss-Newton, as in the paper, or `Expansion.empirical_fisher`.
         """
         if not isinstance(state, State) or not isinstance(info, Sites):
             raise InputError(
-                f"expected a State (optimizer.snapshot()) and what the step returned; got {type(state).__name__} and "
-                f"{type(info).__name__}."
+                "from_step: expected a State (optimizer.snapshot()) and the info that step() returned; got "
+                f"{type(state).__name__} and {type(info).__name__}."
             )
         if state.step != info.step:
             raise InputError(
                 f"state: expected q_t as it was before the step (step {info.step}); got that of step {state.step}. "
-                "Take it before: state = optimizer.snapshot(); info = optimizer.step(inputs, targets)."
+                "Take the snapshot first: state = optimizer.snapshot(); info = optimizer.step(inputs, targets)."
             )
         rate = info.beta if beta is None else beta
         prior = info.method.prior(state, rate)

@@ -1,4 +1,4 @@
-"""How good predicted class probabilities are: accuracy, negative log likelihood, expected calibration error."""
+"""Metrics of predicted class probabilities: accuracy, negative log likelihood, expected calibration error."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def accuracy(probabilities: Float[Tensor, "N K"], labels: Int[Tensor, " N"]) -> 
 
 
 def nll(probabilities: Float[Tensor, "N K"], labels: Int[Tensor, " N"]) -> float:
-    """−(1/N) Σ_n log p_n(y_n), in nats; infinite where a true class was given the probability 0."""
+    """−(1/N) Σ_n log p_n(y_n), in nats; infinite if a true class has probability 0."""
     check_predictions(probabilities, labels)
     of_label = probabilities.double().gather(-1, labels.unsqueeze(-1))
     if bool((of_label < 0).any()):
         raise InputError(
-            f"A probability is negative ({of_label.min().item():.3g}). Linear approximations such as Predictive.mean "
-            "can leave [0, 1]: use Predictive.delta(), probit() or monte_carlo() instead."
+            f"probabilities: expected numbers ≥ 0; got {of_label.min().item():.3g}. Linear approximations such as "
+            "Predictive.mean can leave [0, 1]: use Predictive.delta(), probit() or monte_carlo() instead."
         )
     return -of_label.log().mean().item()
 
@@ -34,7 +34,7 @@ def ece(probabilities: Float[Tensor, "N K"], labels: Int[Tensor, " N"], num_bins
     """
     check_predictions(probabilities, labels)
     if num_bins < 1:
-        raise InputError(f"num_bins must be at least 1; got {num_bins}.")
+        raise InputError(f"num_bins: expected at least 1; got {num_bins}.")
     confidence, prediction = probabilities.double().max(-1)
     edges = torch.linspace(0, 1, num_bins + 1, dtype=confidence.dtype, device=confidence.device)
     bins = torch.bucketize(confidence, edges[1:-1])
@@ -44,9 +44,9 @@ def ece(probabilities: Float[Tensor, "N K"], labels: Int[Tensor, " N"], num_bins
 
 
 def check_predictions(probabilities: Tensor, labels: Tensor) -> None:
-    """An `InputError` unless there is one row of probabilities for each of the labels, and at least one."""
+    """Raise an `InputError` unless there is one row of probabilities per label, and at least one label."""
     if probabilities.ndim != 2 or labels.ndim != 1 or len(probabilities) != len(labels) or len(labels) == 0:
         raise InputError(
-            "expected probabilities of shape (N, K) and labels of shape (N,) for the same N ≥ 1 examples, got shapes "
+            "probabilities, labels: expected shapes (N, K) and (N,) for the same N ≥ 1 examples; got "
             f"{tuple(probabilities.shape)} and {tuple(labels.shape)}."
         )

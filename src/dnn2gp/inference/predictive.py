@@ -1,4 +1,4 @@
-"""Appendix B: from the latent function f over transformed outputs ỹ back to the outputs y that the user knows."""
+"""Appendix B: from the latent function f over transformed outputs ỹ back to the user's outputs y."""
 
 from __future__ import annotations
 
@@ -92,10 +92,9 @@ class Predictive(Moments):
     latent_covariance: Float[Tensor, "N K K"]
     """J Σ̃ Jᵀ, the covariance of f."""
     noise_known: bool = True
-    """Whether the likelihood speaks of the noise at these inputs (not if it was given for each training example)."""
+    """Whether the likelihood defines the noise at these inputs (not if it was given for each training example)."""
 
     def __repr__(self) -> str:
-        """One line."""
         return f"Predictive({len(self.outputs)} inputs, outputs of shape {self.output_shape})"
 
     @property
@@ -138,8 +137,8 @@ class Predictive(Moments):
         """E[h(f)] by MacKay's probit approximation, for classification."""
         if not isinstance(self.likelihood, ClassificationLikelihood):
             raise InputError(
-                f"probit() is for classification; the likelihood is {type(self.likelihood).__name__}. "
-                "Use delta() or monte_carlo()."
+                f"probit: expected a likelihood for classification; got {type(self.likelihood).__name__}. Use "
+                "delta() or monte_carlo()."
             )
         return self._shaped(self.likelihood.probit(self.latent_mean, self.latent_covariance))
 
@@ -152,9 +151,9 @@ class Predictive(Moments):
         return self._shaped(means.mean(0))
 
     def sample_latent(self, num_samples: int, generator: torch.Generator | None = None) -> Float[Tensor, "S N K"]:
-        """f ~ N(E f, J Σ̃ Jᵀ), each input apart (for samples of whole functions see GaussianProcess)."""
+        """f ~ N(E f, J Σ̃ Jᵀ), independently for each input (for samples of whole functions, see GaussianProcess)."""
         if num_samples < 1:
-            raise InputError(f"num_samples must be at least 1; got {num_samples}.")
+            raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
         root = psd_root(self.latent_covariance)
         noise = normal((num_samples, *self.outputs.shape, 1), generator, root).to(root.dtype)
         return self.latent_mean + (root @ noise).squeeze(-1)
@@ -171,13 +170,14 @@ class Predictive(Moments):
     def _check_noise(self) -> None:
         if not self.noise_known:
             raise InputError(
-                "The noise of this GP was given for each training example, which says nothing of other inputs. Pass "
-                "that of these: predict(inputs, likelihood=GaussianLikelihood(sigma_for_these_inputs))."
+                "likelihood: the noise of this GP was given for each training example, so it is unknown at other "
+                "inputs. Pass the noise of these inputs: predict(inputs, "
+                "likelihood=GaussianLikelihood(sigma_for_these_inputs))."
             )
 
 
 def psd_root(covariance: Float[Tensor, "*B K K"]) -> Float[Tensor, "*B K K"]:
-    """C^{½} by eigenvalues, which may be zero; rounding below zero counts as zero, more is an error."""
+    """C^{½} from the eigenvalues. Negative ones within rounding count as zero; others are an error."""
     values, vectors = torch.linalg.eigh(covariance)
     floor = -1e3 * torch.finfo(covariance.dtype).eps * values.abs().amax(-1)
     if (values[..., 0] < floor).any():

@@ -69,7 +69,7 @@ class WeightSpace(Inference):
     def with_structure(self, structure: Structure) -> WeightSpace:
         if self.structure not in (Dense(), structure):
             raise InputError(
-                f"structure={structure!r} contradicts inference={self!r}. Leave one of the two arguments out."
+                f"structure={structure!r}: it contradicts inference={self!r}. Leave one of the two arguments out."
             )
         return replace(self, structure=structure)
 
@@ -90,7 +90,7 @@ class WeightSpace(Inference):
 
 @final
 class WeightSpacePosterior(Posterior):
-    """N(μ, Σ̃) by its precision Σ̃⁻¹, in whichever structure it has."""
+    """N(μ, Σ̃), given by its precision Σ̃⁻¹ in any structure."""
 
     def __init__(self, method: Inference, model: LinearModel, precision: Precision) -> None:
         """The posterior precision of the model, as `method` computed it."""

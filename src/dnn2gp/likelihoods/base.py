@@ -35,7 +35,7 @@ class Likelihood(ABC):
         """The targets in this likelihood's canonical form, or an `InputError` that says what to change."""
 
     def check_outputs(self, shape: tuple[int, ...]) -> None:
-        """Refuse a network if its output shape for one example is not supported; by default, every shape is."""
+        """Reject a network if its output shape for one example is not supported; by default, every shape is."""
         return None
 
     @abstractmethod
@@ -72,10 +72,10 @@ class Likelihood(ABC):
     def sample(
         self, f: Float[Tensor, "N K"], num_samples: int, generator: torch.Generator | None
     ) -> Shaped[Tensor, "S N ..."]:
-        """Draws of y ~ p(y|f) in canonical form. Without a generator: a fresh seed; the global RNG is left alone."""
+        """Draws of y ~ p(y|f) in canonical form. Without a generator, a fresh seed is used, never the global RNG."""
 
     def state(self) -> dict[str, Tensor]:
-        """The parameters as named tensors, detached, for saving; none unless a subclass has some."""
+        """The parameters as named, detached tensors for saving; empty unless a subclass has some."""
         return {}
 
     @classmethod
@@ -139,7 +139,7 @@ def probit_scale(variance: Float[Tensor, "N *K"]) -> Float[Tensor, "N *K"]:
     if bool(bad.any()):
         index = tuple(bad.nonzero()[0].tolist())
         raise NotPositiveDefiniteError(
-            f"f_covariance must have variances >= 0 on its diagonal, got {variance[index].item():.6g} for "
+            f"f_covariance: expected variances ≥ 0 on its diagonal; got {variance[index].item():.6g} for "
             f"example {index[0]}, output {index[-1]}. Compute the covariance in float64, or check where it comes from."
         )
     return scale.sqrt()
@@ -149,17 +149,15 @@ def likelihood_from_state(name: str, state: dict[str, Tensor]) -> Likelihood:
     """The likelihood registered as `name`, with the parameters in `state`: the inverse of (`name`, `state()`)."""
     if name not in _REGISTRY:
         known = ", ".join(repr(key) for key in sorted(_REGISTRY))
-        raise InputError(
-            f"expected the name of a likelihood, one of {known}, got {name!r}. Import the module that defines it first."
-        )
+        raise InputError(f"likelihood: expected one of {known}; got {name!r}. Import the module that defines it first.")
     return _REGISTRY[name].from_state(state)
 
 
 def check_state_keys(name: str, state: dict[str, Tensor], expected: set[str]) -> None:
-    """A `FileFormatError` unless `state` holds exactly the expected tensors."""
+    """Raise a `FileFormatError` unless `state` holds exactly the expected tensors."""
     if set(state) != expected:
         raise FileFormatError(
-            f"the state of a {name!r} likelihood must hold exactly {sorted(expected)}, got {sorted(state)}. "
+            f"state: expected exactly {sorted(expected)} for the {name!r} likelihood; got {sorted(state)}. "
             "The file is damaged or was written by another version: save the likelihood again."
         )
 
@@ -169,7 +167,7 @@ def _register(cls: type[Likelihood]) -> None:
     known = _REGISTRY.get(cls.name)
     if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise TypeError(
-            f"the likelihood name {cls.name!r} belongs to {known.__module__}.{known.__qualname__}; "
-            f"give {cls.__qualname__} another name."
+            f"name: {cls.name!r} belongs to {known.__module__}.{known.__qualname__}. "
+            f"Give {cls.__qualname__} another name."
         )
     _REGISTRY[cls.name] = cls

@@ -28,11 +28,11 @@ class CategoricalLikelihood(ClassificationLikelihood):
     name: ClassVar[str] = "categorical"
 
     def check_outputs(self, shape: tuple[int, ...]) -> None:
-        """One logit per class, and nothing else."""
+        """Accept only one logit per class."""
         if len(shape) > 1:
             raise InputError(
-                f"a categorical likelihood needs network outputs of shape (N, K), one logit per class; got "
-                f"{('N', *shape)}. One label per token or pixel is not supported: reduce the outputs to one "
+                f"network: expected outputs of shape (N, K), one logit per class; got {('N', *shape)}. "
+                "CategoricalLikelihood does not support one label per token or pixel: reduce the outputs to one "
                 "distribution per example."
             )
 
@@ -140,7 +140,7 @@ def _check_classes(num_outputs: int) -> None:
     """A softmax needs at least two logits."""
     if num_outputs < 2:
         raise InputError(
-            f"a categorical likelihood needs at least 2 network outputs, one logit per class, got {num_outputs}. "
+            f"network: expected at least 2 outputs, one logit per class; got {num_outputs}. "
             "Use BernoulliLikelihood for a single logit."
         )
 
@@ -149,11 +149,11 @@ def _check_labels_form(targets: Tensor) -> None:
     """Labels are integers, one per example: (N,)."""
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
         raise InputError(
-            f"expected integer labels of shape (N,), got {describe(targets)}. Use targets.to(torch.int64) for labels "
-            "stored in another dtype, or targets.argmax(dim=1) for one-hot rows."
+            f"targets: expected integer labels of shape (N,); got {describe(targets)}. Use targets.to(torch.int64) for "
+            "labels stored in another dtype, or targets.argmax(dim=1) for one-hot rows."
         )
     if targets.ndim != 1:
         raise InputError(
-            f"expected integer labels of shape (N,), one per example, got {describe(targets)}. Use "
+            f"targets: expected integer labels of shape (N,), one per example; got {describe(targets)}. Use "
             "targets.squeeze(1) for shape (N, 1), or targets.argmax(dim=1) for one-hot rows."
         )

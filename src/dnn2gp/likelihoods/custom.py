@@ -59,7 +59,7 @@ class CustomLikelihood(Likelihood):
     def check_targets(
         self, targets: object, num_examples: int, num_outputs: int, dtype: torch.dtype
     ) -> Float[Tensor, "N T"]:
-        """Targets without NaN, flattened to (N, K'); integers become the network's dtype, other floats are refused."""
+        """Targets without NaN, flattened to (N, K'); integers become the network's dtype, other floats are rejected."""
         given = require_targets(targets, num_examples)
         if given.is_floating_point() or given.is_complex():
             require_dtype(given, dtype)
@@ -115,14 +115,14 @@ class CustomLikelihood(Likelihood):
         """y ~ p(y|f) by the given sampler."""
         if self._sample is None:
             raise InputError(
-                "this custom likelihood has only a loss, which does not say how to draw y. Pass "
+                "sample: this custom likelihood has only a loss, which does not say how to draw y. Pass "
                 "CustomLikelihood(..., sample=lambda f, num_samples, generator: ...), which returns a tensor of shape "
                 "(num_samples, N, ...)."
             )
         draws = self._sample(f, num_samples, own_generator(generator, f.device))
         if draws.shape[:2] != (num_samples, f.shape[0]):
             raise InputError(
-                f"sample must return a tensor of shape (num_samples, N, ...) = ({num_samples}, {f.shape[0]}, ...), "
+                f"sample: expected a tensor of shape (num_samples, N, ...) = ({num_samples}, {f.shape[0]}, ...); "
                 f"got {tuple(draws.shape)}. Draw for all examples at once, with the samples along the first dimension."
             )
         return draws.reshape(num_samples, f.shape[0], -1)
@@ -135,16 +135,16 @@ class CustomLikelihood(Likelihood):
     def from_state(cls, state: dict[str, Tensor]) -> NoReturn:
         """Always an `InputError`: functions are not saved."""
         raise InputError(
-            "the file was saved with a custom likelihood, whose functions cannot be stored. Build the same "
-            "CustomLikelihood and hand it to load again: load(..., likelihood=CustomLikelihood(...))."
+            "likelihood: the file was saved with a custom likelihood, whose functions cannot be stored. Build the same "
+            "CustomLikelihood and pass it to load: load(..., likelihood=CustomLikelihood(...))."
         )
 
     def _row_loss(self, f: Float[Tensor, " K"], y: Float[Tensor, " T"]) -> Float[Tensor, ""]:
         value = self._loss(f, y)
         if value.shape != ():
             raise InputError(
-                f"the loss of a custom likelihood must return a scalar for one example, got shape "
-                f"{tuple(value.shape)} for f of shape {tuple(f.shape)} and y of shape {tuple(y.shape)}. "
+                f"loss: expected a function that returns a scalar for one example; got shape {tuple(value.shape)} "
+                f"for f of shape {tuple(f.shape)} and y of shape {tuple(y.shape)}. "
                 "Sum over the outputs: .sum()."
             )
         return value
@@ -153,19 +153,19 @@ class CustomLikelihood(Likelihood):
         value = f.clone() if self._mean is None else self._mean(f)
         if value.shape != f.shape:
             raise InputError(
-                f"the mean of a custom likelihood must return shape {tuple(f.shape)} for one example, the shape of f, "
+                f"mean: expected a function that returns shape {tuple(f.shape)} for one example, the shape of f; "
                 f"got {tuple(value.shape)}. Return one mean per network output."
             )
         return value
 
 
 def _check_finite(precision: Float[Tensor, "N K K"]) -> None:
-    """Λ must be finite before its eigenvalues mean anything."""
+    """Raise an error unless Λ is finite, because its eigenvalues would mean nothing."""
     bad = ~precision.isfinite().flatten(1).all(-1)
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
         raise NotPositiveDefiniteError(
-            f"the Hessian Λ of the custom loss is not finite for example {row}: {precision[row].tolist()}. "
+            f"loss: the Hessian Λ of the custom loss is not finite for example {row}: {precision[row].tolist()}. "
             "Write the loss in a stable form (logsigmoid, logsumexp, log1p), or use float64."
         )
 
@@ -178,7 +178,7 @@ def _check_convex(values: Float[Tensor, "N K"]) -> None:
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
         raise NotPositiveDefiniteError(
-            f"the Hessian Λ of the custom loss has the eigenvalue {smallest[row].item():.6g} for example {row} "
+            f"loss: the Hessian Λ of the custom loss has eigenvalue {smallest[row].item():.6g} for example {row} "
             f"(largest magnitude {largest[row].item():.6g}); {int(bad.sum())} of {len(bad)} examples are affected. "
             "The loss must be convex in f: use a convex loss, parametrise f differently, or use float64 if the "
             "eigenvalue is only rounding error."
@@ -194,7 +194,7 @@ def _cholesky(precision: Float[Tensor, "N K K"]) -> Float[Tensor, "N K K"]:
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
         raise NotPositiveDefiniteError(
-            f"the default covariance D Λ⁻¹ Dᵀ of a custom likelihood needs an invertible Λ, but it is singular for "
+            f"covariance: the default D Λ⁻¹ Dᵀ of a custom likelihood needs an invertible Λ, but it is singular for "
             f"example {row}: its Cholesky factorisation fails or leaves a relative pivot below "
             f"{_rounding(precision.dtype):.0e}; {int(bad.sum())} of {len(bad)} examples are affected. Pass "
             "CustomLikelihood(..., covariance=lambda f: ...) with Cov(y|f) for one example, shape (K, K)."

@@ -37,7 +37,7 @@ class GaussianLikelihood(Likelihood):
             return
         if not isinstance(sigma, Real | Tensor) or isinstance(sigma, bool):
             raise InputError(
-                f"expected sigma as a number or a tensor, got {type(sigma).__name__}. Put several values into a tensor."
+                f"sigma: expected a number or a tensor; got {type(sigma).__name__}. Put several values into a tensor."
             )
         own = sigma.clone() if isinstance(sigma, Tensor) else torch.tensor(float(sigma), dtype=torch.float64)
         self.sigma = own
@@ -143,16 +143,17 @@ def _check_sigma(sigma: Tensor) -> None:
     """σ must be a real floating-point tensor of at most two dimensions, finite and positive."""
     if not sigma.is_floating_point() or sigma.ndim > 2:
         raise InputError(
-            "expected sigma as a number or a floating-point tensor of shape (), (K,), (N, 1) or (N, K), got shape "
+            "sigma: expected a number or a floating-point tensor of shape (), (K,), (N, 1) or (N, K); got shape "
             f"{tuple(sigma.shape)} and dtype {sigma.dtype}. Reshape it, or use sigma.to(torch.float32)."
         )
     bad = ~(sigma.isfinite() & (sigma > 0))
     if bool(bad.any()):
         first = tuple(bad.nonzero()[0].tolist())
         raise InputError(
-            f"expected a finite sigma > 0, got {sigma[first].item()} at index {first} (shape {tuple(sigma.shape)}, "
-            f"dtype {sigma.dtype}). sigma is the noise's standard deviation, in the targets' units and the "
-            "network's dtype: rescale the targets, or parametrise sigma as exp(log_sigma)."
+            f"sigma: expected a finite sigma > 0; got {sigma[first].item()} at index {first} "
+            f"(shape {tuple(sigma.shape)}, dtype {sigma.dtype}). sigma is the standard deviation of the noise, in the "
+            "units of the targets and the dtype of the network: rescale the targets, or parametrise sigma as "
+            "exp(log_sigma)."
         )
 
 
@@ -160,16 +161,16 @@ def _check_fit(sigma: Tensor, num_examples: int, num_outputs: int) -> None:
     """One σ per output needs K entries; one σ per example needs N rows of 1 or K entries."""
     if sigma.ndim == 1 and sigma.shape[0] != num_outputs:
         raise InputError(
-            f"expected a 1-D sigma with one entry for each of the {num_outputs} network outputs, got "
-            f"{sigma.shape[0]} entries. For noise per example, pass shape (N, 1): use sigma.unsqueeze(-1)."
+            f"sigma: expected a 1-D tensor with one entry for each of the {num_outputs} network outputs; got "
+            f"{sigma.shape[0]} entries. For one σ per example, pass shape (N, 1): use sigma.unsqueeze(-1)."
         )
     if sigma.ndim == 2 and sigma.shape[0] != num_examples:
         raise InputError(
-            f"this likelihood has a sigma for each of {sigma.shape[0]} examples, but was applied to {num_examples}. "
-            "Pass likelihood=GaussianLikelihood(sigma_for_these_points) along with them."
+            f"sigma: the likelihood has one σ for each of {sigma.shape[0]} examples, but was applied to "
+            f"{num_examples}. Pass likelihood=GaussianLikelihood(sigma_for_these_points) along with them."
         )
     if sigma.ndim == 2 and sigma.shape[1] not in (1, num_outputs):
         raise InputError(
-            f"expected a per-example sigma of shape ({num_examples}, 1) or ({num_examples}, {num_outputs}), got "
+            f"sigma: expected shape ({num_examples}, 1) or ({num_examples}, {num_outputs}) for one σ per example; got "
             f"{tuple(sigma.shape)}. Pass one column, or one per network output."
         )

@@ -20,12 +20,12 @@ def require_targets(targets: object, num_examples: int) -> Shaped[Tensor, "N ...
     """`targets`, if it is a tensor whose first dimension runs over the examples."""
     if not isinstance(targets, Tensor):
         raise InputError(
-            f"expected targets as a torch.Tensor, got {type(targets).__name__}. Use torch.as_tensor(targets)."
+            f"targets: expected a torch.Tensor; got {type(targets).__name__}. Use torch.as_tensor(targets)."
         )
     if targets.ndim == 0 or targets.shape[0] != num_examples:
         count = "a single number" if targets.ndim == 0 else f"{targets.shape[0]} targets"
         raise InputError(
-            f"expected one target for each of the {num_examples} examples, got {count} ({describe(targets)}). "
+            f"targets: expected one target for each of the {num_examples} examples; got {count} ({describe(targets)}). "
             "Pass the targets of exactly these inputs, in the same order, with the examples along the first dimension."
         )
     return targets
@@ -36,7 +36,7 @@ def require_columns(targets: Shaped[Tensor, "N ..."], num_outputs: int) -> Shape
     columns = math.prod(targets.shape[1:])
     if columns != num_outputs:
         raise InputError(
-            f"expected {num_outputs} target value(s) per example, one per network output, got {columns} "
+            f"targets: expected {num_outputs} target value(s) per example, one per network output; got {columns} "
             f"({describe(targets)}). Reshape the targets to ({targets.shape[0]}, {num_outputs}), or give the network "
             f"{columns} output(s)."
         )
@@ -44,10 +44,10 @@ def require_columns(targets: Shaped[Tensor, "N ..."], num_outputs: int) -> Shape
 
 
 def require_dtype(targets: Shaped[Tensor, "N ..."], dtype: torch.dtype) -> None:
-    """The targets must have the network's dtype: no conversion behind the user's back."""
+    """The targets must have the network's dtype: nothing is converted silently."""
     if targets.dtype != dtype:
         raise InputError(
-            f"expected targets of the network's dtype {dtype}, got {describe(targets)}. Use targets.to({dtype})."
+            f"targets: expected the network's dtype {dtype}; got {describe(targets)}. Use targets.to({dtype})."
         )
 
 
@@ -55,20 +55,22 @@ def require_real(targets: Shaped[Tensor, "N ..."], dtype: torch.dtype) -> None:
     """The targets must be bool, integer or floating point."""
     if targets.is_complex():
         raise InputError(
-            f"expected real targets (bool, integer or floating point), got {describe(targets)}. "
+            f"targets: expected real targets (bool, integer or floating point); got {describe(targets)}. "
             f"Use targets.real.to({dtype})."
         )
 
 
 def require_finite(targets: Shaped[Tensor, "N K"]) -> None:
-    """No NaN, no infinity."""
+    """Raise an `InputError` if a target is NaN or infinite."""
     require(targets.isfinite(), targets, "finite targets", "Remove or impute such examples, and look for an overflow.")
 
 
 def require(valid: Bool[Tensor, "N ..."], targets: Shaped[Tensor, "N ..."], expected: str, advice: str) -> None:
-    """An `InputError` that names the first row with an invalid target, unless all are valid."""
+    """Raise an `InputError` that names the first row with an invalid target, if there is one."""
     if bool(valid.all()):
         return
     first = (~valid).nonzero()[0]
     value = targets[tuple(first)].item()
-    raise InputError(f"expected {expected}, got {value} in row {int(first[0])} ({describe(targets)}). {advice}")
+    raise InputError(
+        f"targets: expected {expected}; got {value} in row {int(first[0])} ({describe(targets)}). {advice}"
+    )

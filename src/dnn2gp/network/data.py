@@ -38,9 +38,9 @@ _BATCH = 256
 _RANDOM = RandomSampler | SubsetRandomSampler | WeightedRandomSampler
 _NOT_BATCHES = Tensor | np.ndarray | Mapping | str | bytes | tuple
 _UNSTABLE = (
-    "data: expected the same batches in every pass over the loader; two passes differ. It may (a) shuffle: pass "
-    "DataLoader(..., shuffle=False) or the Dataset itself (loader.dataset); (b) augment at random: switch that off; "
-    "(c) read a one-shot stream: pass the Dataset or tensors."
+    "data: expected the same batches in every pass over the loader; got two passes that differ. The loader may (a) "
+    "shuffle: pass DataLoader(..., shuffle=False) or the Dataset itself (loader.dataset); (b) augment at random: "
+    "switch that off; (c) read a one-shot stream: pass the Dataset or tensors."
 )
 
 
@@ -110,7 +110,9 @@ def _checked(inputs: Inputs, targets: object, what: str) -> Data:
 def _split(data: TensorDataset) -> tuple[Inputs, Tensor]:
     *inputs, targets = data.tensors
     if not inputs:
-        raise InputError("data: expected a TensorDataset of inputs and targets; it holds one tensor. Add the targets.")
+        raise InputError(
+            "data: expected a TensorDataset of inputs and targets; got one with a single tensor. Add the targets."
+        )
     return inputs[0] if len(inputs) == 1 else tuple(inputs), targets
 
 
@@ -142,8 +144,8 @@ def _check_alike(position: int, what: str, first: Inputs, other: Inputs) -> None
     if not same_form(first, other):
         raise InputError(
             f"data: expected all batches to have the same container, dtype and example shape; the {what} of batch 0 "
-            f"are {describe(first)}, those of batch {position} are {describe(other)}. Pad or crop the examples to one "
-            "shape."
+            f"are {describe(first)}, but those of batch {position} are {describe(other)}. Pad or crop the examples "
+            "to one shape."
         )
 
 
@@ -170,13 +172,13 @@ def _probe_order(data: Iterable) -> None:
         raise InputError(_UNSTABLE)
     if isinstance(data, DataLoader) and data.drop_last and not isinstance(data.dataset, IterableDataset):
         raise InputError(
-            "data: the loader has drop_last=True, which silently leaves out examples. Pass "
+            "data: expected a loader that reads all examples; got drop_last=True, which silently drops some. Pass "
             "DataLoader(..., drop_last=False), or the Dataset itself (loader.dataset)."
         )
     first, second = (next(iter(data), None) for _ in range(2))
     if first is None:
         raise InputError(
-            "data: expected at least one batch; the loader is empty. Check len(dataset), and drop_last, which "
+            "data: expected at least one batch; got an empty loader. Check len(dataset), and drop_last, which "
             "discards an incomplete batch."
         )
     if second is None or not _same(_batch(0, first), _batch(0, second)):

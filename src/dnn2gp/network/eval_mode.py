@@ -1,4 +1,4 @@
-"""Running a module in eval mode, with attention kernels that can be differentiated, and leaving no trace on it."""
+"""Running a module in eval mode, with attention kernels that can be differentiated, without leaving a trace on it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Attributes:
                     self._lists.append((value, value.copy()))
 
     def restore(self) -> None:
-        """Set them back to what they were."""
+        """Restore the attributes."""
         for live, before in self._dicts:
             if live.keys() != before.keys():
                 for name in live.keys() - before.keys():
@@ -54,7 +54,7 @@ class Attributes:
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Eval mode and differentiable attention for a user's own module; all flags and attributes are restored after it.
 
-    One thread at a time is inside, since the module itself is changed meanwhile.
+    Only one thread at a time may be inside, because the module itself is changed meanwhile.
     """
     with USER_STATE, differentiable_attention():
         attributes = Attributes(module)
@@ -84,7 +84,7 @@ def keeps_statistics(part: nn.Module) -> bool:
 
 
 def set_eval(module: nn.Module) -> None:
-    """Put every part into eval mode, also where a subclass overrides `train`."""
+    """Put every part into eval mode, even if a subclass overrides `train`."""
     for part in module.modules():
         part.training = False
 

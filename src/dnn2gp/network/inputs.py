@@ -31,7 +31,7 @@ def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether no entry is NaN or infinite. A finite sum shows it quickly; otherwise, all entries are looked at."""
+    """Whether all entries are finite. A finite sum, which is fast, proves it; otherwise all entries are checked."""
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
@@ -54,7 +54,10 @@ def check_inputs(inputs: object, what: str = "inputs") -> Inputs:
                 "For a single example, use tensor.unsqueeze(0)."
             )
     if not tensors:
-        raise InputError(f"{what}: expected at least one tensor; got an empty {type(inputs).__name__}.")
+        raise InputError(
+            f"{what}: expected at least one tensor; got an empty {type(inputs).__name__}. Pass the inputs of the "
+            "network."
+        )
     lengths = {len(leaf) for leaf in tensors}
     if len(lengths) > 1:
         raise InputError(
@@ -62,7 +65,7 @@ def check_inputs(inputs: object, what: str = "inputs") -> Inputs:
             "Pass the tensors of the same examples."
         )
     if lengths == {0}:
-        raise InputError(f"{what}: expected at least one example; got none (first axis of length 0).")
+        raise InputError(f"{what}: expected at least one example; got none (the first axis has length 0).")
     return inputs  # pyright: ignore[reportReturnType]
 
 

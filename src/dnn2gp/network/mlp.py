@@ -20,7 +20,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 def mlp(inputs: int, outputs: int, *, width: int = 20, depth: int = 1, activation: str = "tanh") -> nn.Sequential:
     """`depth` hidden layers of `width` units and a linear output layer."""
     if inputs < 1 or outputs < 1 or width < 1 or depth < 0:
-        raise InputError(f"mlp: expected sizes ≥ 1 and depth ≥ 0; got {inputs}, {outputs}, {width} and {depth}.")
+        raise InputError(
+            f"mlp: expected inputs, outputs and width ≥ 1 and depth ≥ 0; got {inputs}, {outputs}, {width} and {depth}."
+        )
     if activation not in ACTIVATIONS:
         raise InputError(f"activation: expected one of {', '.join(ACTIVATIONS)}; got {activation!r}.")
     layers: list[nn.Module] = []

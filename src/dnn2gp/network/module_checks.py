@@ -22,7 +22,7 @@ def check_module(module: object) -> nn.Module:
         )
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise NetworkError(
-            "network: expected a plain torch.nn.Module; got one with TorchScript, whose weights cannot be replaced. "
+            "network: expected a plain torch.nn.Module; got a TorchScript module, whose weights cannot be replaced. "
             "Pass the module that was scripted or traced."
         )
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -33,12 +33,13 @@ def check_module(module: object) -> nn.Module:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
             raise NetworkError(
-                f"The weight {name!r} of a lazy layer has no shape yet. Call network(inputs) once, and train it."
+                f"network: the weight {name!r} of a lazy layer has no shape yet. Call network(inputs) once, and "
+                "train the network."
             )
         if tensor.is_meta:
             raise NetworkError(
-                f"The weight {name!r} is on the meta device and has no values. Load the trained weights first, e.g. "
-                "with network.to_empty(device='cpu') and network.load_state_dict(...)."
+                f"network: the weight {name!r} is on the meta device and has no values. Load the trained weights "
+                "first, e.g. with network.to_empty(device='cpu') and network.load_state_dict(...)."
             )
     return module
 
@@ -51,7 +52,7 @@ def warn_if_train_mode(module: nn.Module) -> None:
         warn_user(
             "The network is in train mode and has layers that behave differently in that mode "
             f"({', '.join(sorted(kinds))}). dnn2gp evaluates it in eval mode (no dropout, running statistics) and "
-            "leaves the network as it is. Call network.eval() first to silence this.",
+            "does not change the mode of your network. To silence this warning, call network.eval() first.",
             TrainModeWarning,
         )
 
@@ -61,7 +62,7 @@ def check_trainable(trainable: Iterable[str], tensors: Mapping[str, Tensor]) -> 
     names = list(trainable)
     if not names:
         raise NetworkError(
-            "The network has no weight that requires a gradient. Unfreeze at least one: parameter.requires_grad_(True)."
+            "network: no weight requires a gradient. Unfreeze at least one: parameter.requires_grad_(True)."
         )
     kinds: dict[str, str] = {}
     for name in names:
@@ -75,8 +76,8 @@ def check_trainable(trainable: Iterable[str], tensors: Mapping[str, Tensor]) -> 
     for name in names:
         if not tensors[name].isfinite().all():
             raise NetworkError(
-                f"The weight {name!r} contains NaN or infinity: training has diverged. Train again with a smaller "
-                "learning rate, or load an earlier checkpoint."
+                f"network: the weight {name!r} contains NaN or infinity: training has diverged. Train again with a "
+                "smaller learning rate, or load an earlier checkpoint."
             )
 
 
@@ -88,8 +89,8 @@ def check_state(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> N
     found = "; ".join(f"{what}: {names[:5]}" for what, names in kinds.items() if names)
     if found:
         raise NetworkError(
-            f"The network does not match the saved one; weights and buffers {found}. "
-            "Build it with the same arguments as the network that was saved."
+            f"network: its weights and buffers do not match the saved ones: {found}. Build it with the same "
+            "arguments as the network that was saved."
         )
 
 
@@ -97,8 +98,8 @@ def check_tensor(outputs: object) -> Tensor:
     """The outputs, if they are a tensor."""
     if not isinstance(outputs, Tensor):
         raise NetworkError(
-            f"The network must return one tensor of outputs; it returned {type(outputs).__name__}. "
-            "Wrap it in a module whose forward returns the tensor (e.g. the logits)."
+            f"network: expected forward to return one tensor; got {type(outputs).__name__}. Wrap the network in a "
+            "module whose forward returns the tensor (e.g. the logits)."
         )
     return outputs
 
@@ -108,17 +109,17 @@ def check_outputs(outputs: object, count: int, dtype: torch.dtype) -> Tensor:
     outputs = check_tensor(outputs)
     if outputs.ndim == 0 or len(outputs) != count or outputs.numel() == 0:
         raise NetworkError(
-            f"The network must return one row per example: expected first axis {count} and at least one output, got "
-            f"shape {tuple(outputs.shape)}. Look for squeeze(), a transpose or a mean over the batch in forward."
+            f"network: expected one row of outputs per example, {count} in all, and at least one output; got shape "
+            f"{tuple(outputs.shape)}. Look for squeeze(), a transpose or a mean over the batch in forward."
         )
     if outputs.dtype != dtype:
         raise NetworkError(
-            f"The network's outputs are {outputs.dtype}, but its weights are {dtype}; the two must match. Return "
-            "outputs of the dtype of the weights, and call dnn2gp outside of torch.autocast."
+            f"network: expected outputs in the dtype of the weights, {dtype}; got {outputs.dtype}. Return outputs of "
+            "that dtype, and call dnn2gp outside of torch.autocast."
         )
     if not outputs.isfinite().all():
         raise NetworkError(
-            "The network's outputs contain NaN or infinity for the given inputs. Check its frozen weights and buffers, "
-            "and the scale of the inputs."
+            "network: expected finite outputs; got NaN or infinity for the given inputs. Check its frozen weights "
+            "and buffers, and the scale of the inputs."
         )
     return outputs

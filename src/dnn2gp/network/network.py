@@ -158,19 +158,22 @@ class Network:
         return check_tensor(self._evaluate(weights, inputs)).reshape(num_examples(inputs), -1)
 
     def check_inputs(self, inputs: Inputs, *, keep_graph: bool = False) -> Inputs:
-        """Move inputs to the device of the weights; refuse other float dtypes, non-finite values and other forms.
+        """Move inputs to the device of the weights; reject other float dtypes, non-finite values and other forms.
 
         With `keep_graph`, inputs that require a gradient still do, so that results can be differentiated.
         """
         for leaf in leaves(inputs):
             if leaf.is_floating_point() and leaf.dtype != self.dtype:
                 raise InputError(
-                    f"inputs: the network's weights are {self.dtype} but the inputs are {leaf.dtype}. "
-                    f"Convert one of them: inputs.to({self.dtype}) or network.to({leaf.dtype})."
+                    f"inputs: expected the dtype of the weights, {self.dtype}; got {leaf.dtype}. Convert one of "
+                    f"them: inputs.to({self.dtype}) or network.to({leaf.dtype})."
                 )
             if leaf.is_floating_point() and not all_finite(leaf):
                 row = int((~leaf.isfinite()).reshape(len(leaf), -1).any(1).nonzero()[0])
-                raise InputError(f"inputs: example {row} contains NaN or infinity. Remove or impute such examples.")
+                raise InputError(
+                    f"inputs: expected finite values; got NaN or infinity in example {row}. Remove or impute such "
+                    "examples."
+                )
         keep_graph = keep_graph and differentiable(inputs)
         inputs = map_inputs(lambda leaf: (leaf if keep_graph else leaf.detach()).to(self.device), inputs)
         return inputs if same_form(inputs, self._example) else self._adapted(inputs)
@@ -215,7 +218,7 @@ class Network:
             return self._tried(take(inputs, slice(0, 1)))
         except InputError as error:
             raise NetworkError(
-                f"The network's forward works on a batch of {num_examples(inputs)}, but not on one example alone: "
+                f"network: forward works on a batch of {num_examples(inputs)}, but fails on a single example: "
                 f"{error.__cause__}. {_BATCH_CAUSES}"
             ) from error
 
@@ -243,7 +246,7 @@ class Network:
             first, second = (check_outputs(self._tried(few), num_examples(few), self.dtype) for _ in range(2))
             if not torch.equal(first, second):
                 raise NetworkError(
-                    "The network is not deterministic in eval mode: two passes over the same inputs differ by up to "
+                    "network: not deterministic in eval mode: two passes over the same inputs differ by up to "
                     f"{(first - second).abs().max().item():.3g}. Look for (a) functional dropout with training=True, "
                     "(b) layers that ignore eval mode, (c) random numbers drawn in forward; switch them off."
                 )
@@ -251,9 +254,9 @@ class Network:
             self._draws = drawn()
         if alone.shape[1:] != first.shape[1:]:
             raise NetworkError(
-                f"The network's output for an example has shape {tuple(alone.shape[1:])} on its own, but "
-                f"{tuple(first.shape[1:])} in a batch of {len(first)}. Look for squeeze() or reshape in forward; "
-                "it must return one row per example for every batch size."
+                f"network: the output for one example has shape {tuple(alone.shape[1:])} on its own, but "
+                f"{tuple(first.shape[1:])} in a batch of {len(first)}. Look for squeeze() or reshape in forward; it "
+                "must return one row per example for every batch size."
             )
         self.check_company(few, lambda some: check_outputs(self._tried(some), num_examples(some), self.dtype))
         return tuple(first.shape[1:])
@@ -277,7 +280,7 @@ class Network:
         if not (gaps <= limits).all():
             worst = int((gaps / limits).argmax())
             raise NetworkError(
-                f"The network's output for an example depends on the rest of the batch: that of example {worst} "
+                f"network: the output for one example depends on the rest of the batch: that of example {worst} "
                 f"changes by {gaps[worst].item():.3g} in another batch. {_BATCH_CAUSES}"
             )
 

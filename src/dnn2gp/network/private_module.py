@@ -34,7 +34,7 @@ class FrozenWeights:
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> FrozenWeights:
-        """These tensors, as they are now."""
+        """These tensors in their current state."""
         own = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in tensors.items()}
         return FrozenWeights(own, tuple(tensor._version for tensor in own.values()))
 
@@ -43,9 +43,9 @@ class FrozenWeights:
         for (name, tensor), version in zip(self.tensors.items(), self.versions, strict=True):
             if tensor._version != version:
                 raise NetworkError(
-                    f"The frozen weight {name!r} of the network was changed in place after the network was converted. "
-                    "Frozen weights are shared with the network, not copied. Convert the network again; to keep both, "
-                    "convert a copy of it (copy.deepcopy) before you train it further."
+                    f"network: the frozen weight {name!r} was changed in place after the network was converted. "
+                    "Frozen weights are shared with your module, not copied. Convert the network again, or convert "
+                    "a copy of it in the first place: convert(copy.deepcopy(network), ...)."
                 )
 
     @property
@@ -54,7 +54,7 @@ class FrozenWeights:
         return sum(tensor.numel() for tensor in self.tensors.values())
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickled without the rest of a larger tensor that one of them may be a view of; versions start anew."""
+        """Pickle each tensor alone, without the larger tensor that it may be a view of; versions start anew."""
         return FrozenWeights.of, ({name: _alone(tensor) for name, tensor in self.tensors.items()},)
 
     def __deepcopy__(self, memo: dict[int, object]) -> FrozenWeights:
@@ -84,7 +84,7 @@ class PrivateModule(ModuleOwner):
     """
 
     def __init__(self, template: nn.Module) -> None:
-        """Copies of `template`, which nobody else may use."""
+        """Copies of `template`, which must not be used by anyone else."""
         self._template, self._local = template, local()
 
     @staticmethod
@@ -94,7 +94,7 @@ class PrivateModule(ModuleOwner):
         return PrivateModule(_copied(module, {id(tensor): tensors[name] for name, tensor in named}))
 
     def call(self, tensors: dict[str, Tensor], args: tuple, kwargs: dict[str, Any]) -> object:
-        free: list[_Copy] = self._local.__dict__.setdefault("free", [])  # two where a forward pass calls itself
+        free: list[_Copy] = self._local.__dict__.setdefault("free", [])  # more than one if a forward pass calls itself
         own = free.pop() if free else _Copy(self._template)
         try:
             return own.call(tensors, args, kwargs)
@@ -146,7 +146,6 @@ class LockedModule(ModuleOwner):
     """The user's own module, one thread at a time, restored after every call: for modules that cannot be copied."""
 
     def __init__(self, module: nn.Module) -> None:
-        """The module as it is."""
         self._module = module
 
     def call(self, tensors: dict[str, Tensor], args: tuple, kwargs: dict[str, Any]) -> object:

@@ -1,4 +1,4 @@
-"""Training by VON, VOGGN, VOGN and their deterministic twins, as torch optimizers around one pure update.
+"""Training with VON, VOGGN, VOGN and their deterministic counterparts: torch optimizers around one pure update.
 
 May import `gp` and the rooms below it. The update itself is `weights/online_newton.py`. Start with `methods.py`, then
 read `optimizer.py`, `recorder.py` (the GP of each step) and `checkpoints.py`.

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: a tree of dicts, lists, numbers, strings and tensors in one safetensors file, no pickle.
+"""Checkpoints of a training run: a tree of dicts, lists, numbers, strings and tensors in a safetensors file, no pickle.
 
 save_checkpoint("run.safetensors", {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3})
 """
@@ -38,9 +38,11 @@ def packed(state: State, method: str, num_data: int, temperature: float, generat
 
 
 def unpacked(own: Any, now: State, method: str, num_data: int, temperature: float) -> State:
-    """The inverse of `packed`, with the mean, dtype and device of the present state `now`."""
+    """The inverse of `packed`, with the mean, dtype and device of the current state `now`."""
     if not isinstance(own, dict) or set(own) != _HELD:
-        raise FileFormatError(f"load_state_dict: expected the value of {method}.state_dict().")
+        raise FileFormatError(
+            f"load_state_dict: expected a state returned by {method}.state_dict(); got something else."
+        )
     expected = precision_values(now)
     if own["method"] != method or own["precision"].shape != expected.shape:
         raise FileFormatError(
@@ -50,8 +52,8 @@ def unpacked(own: Any, now: State, method: str, num_data: int, temperature: floa
     for name, value in zip(_SETTINGS, (num_data, temperature), strict=True):
         if own[name] != value:
             raise FileFormatError(
-                f"load_state_dict: expected the state of a training with {name} = {value}; got one with {own[name]}. "
-                "Create the optimizer with the settings of that training."
+                f"load_state_dict: expected the state of a training run with {name} = {value}; got one with "
+                f"{own[name]}. Create the optimizer with the settings of that run."
             )
     return State(
         now.mean,
@@ -91,7 +93,7 @@ def save_checkpoint(path: str | PathLike[str], tree: dict[str, Any]) -> None:
 def load_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
     """Read a checkpoint written by `save_checkpoint`."""
     try:
-        tensors = load(Path(path).read_bytes())  # in one read, as a training may replace the file meanwhile
+        tensors = load(Path(path).read_bytes())  # in one read, because a training run may replace the file meanwhile
         text = bytes(tensors.pop(_KEY).tolist()).decode()
         return _unpacked(json.loads(text), tensors)
     except (SafetensorError, KeyError, ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""The shell that makes the pure online-Newton update a torch optimizer.
+"""The torch optimizer around the pure online-Newton update.
 
 The loop is `optimizer.step(inputs, targets)`; network and likelihood are given once. After every step the network's
 weights are the mean of q_t, so that `network(x)` is the network at the mean.
@@ -62,7 +62,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
 
     network            the module to train; its weights with requires_grad get a posterior
     likelihood         the loss, e.g. CategoricalLikelihood()
-    num_data           N, the total number of training examples, which every batch stands for
+    num_data           N, the total number of training examples, which every batch represents
     lr                 β_t of the mean, in (0, 1]; schedulers may change it
     precision_lr       the rate of the precision; None: the same as lr, as in Theorem 2
     prior_precision    δ of the prior N(0, δ⁻¹ I): a number, one per layer, or one per weight
@@ -145,19 +145,24 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
             raise
 
     def step(self, inputs: Inputs | None = None, targets: Tensor | None = None) -> StepInfo:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One step on this batch; without a batch, on those that `backward` evaluated, with the present gradients."""
+        """One step on this batch; without a batch, on those that `backward` evaluated, with the current gradients."""
         if inputs is not None:
             if targets is None:
-                raise InputError("step: expected inputs and targets; the targets are missing.")
+                raise InputError(
+                    "step: expected inputs and targets; the targets are missing. Call step(inputs, targets)."
+                )
             if self._pending is not None:
                 raise InputError(
                     "step: a step has begun with backward(). Call step() without data to finish it, add this batch "
-                    "with backward(inputs, targets) first, or call zero_grad() to discard it."
+                    "with backward(inputs, targets) first, or discard the step with zero_grad()."
                 )
             self.backward(inputs, targets)
         pending = self._pending
         if pending is None:
-            raise InputError("step: expected step(inputs, targets), or backward(inputs, targets) before step().")
+            raise InputError(
+                "step: expected inputs and targets; got neither. Call step(inputs, targets), or backward(inputs, "
+                "targets) before step()."
+            )
         try:
             lr, precision_lr = self._rates()
             after, info = pending.method.finish(pending.step, lr, precision_lr, self._modified_gradient(pending))
@@ -236,9 +241,9 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         generator: torch.Generator | None = None,
         inference: Inference | None = None,
     ) -> GaussianProcess:
-        """The GP of iteration t (Theorem 2) on these examples, which stand for all data; training is not affected.
+        """The GP of iteration t (Theorem 2) on these examples, which represent all data; training is not affected.
 
-        beta         by default the present lr, or the initial one where a schedule has reached 0
+        beta         by default the current lr, or the initial one where a schedule has reached 0
         num_samples  of q_t, by default as many as a step draws
         """
         batch, method, state = self._batch(data), self._method(), self.snapshot()
@@ -264,18 +269,18 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         self._trained.keep_statistics()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Refuse to be copied or pickled: the copy would train weights that belong to no network."""
+        """Raise an error: a copied or unpickled optimizer would train weights that do not belong to any network."""
         raise TypeError(
             f"A {type(self).__name__} cannot be copied or pickled. Copy the network, create an optimizer for the copy, "
             "and load the state of this one: copy.load_state_dict(optimizer.state_dict())."
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse a second group: q_t is one Gaussian over all weights."""
+        """Raise an error for a second group, because q_t is one Gaussian over all weights."""
         if self.param_groups:
             raise InputError(
-                "param_group: expected a single group, as q_t is one Gaussian over all weights. For different priors "
-                "pass one prior_precision per layer; to exclude layers, freeze them (requires_grad_(False))."
+                "param_group: expected a single group, because q_t is one Gaussian over all weights. For different "
+                "priors, pass one prior_precision per layer; to exclude layers, freeze them (requires_grad_(False))."
             )
         super().add_param_group(param_group)
 
@@ -295,8 +300,8 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         pending = self._pending
         if pending is not None and self._trained.touched(pending.written):
             raise InputError(
-                "backward: the weights' grad was modified since the last backward(), and this call would overwrite it. "
-                "Clip after the last batch of a step. The step that had begun is discarded."
+                "backward: the grad of the weights was modified after the last backward(), and this call would "
+                "overwrite it. Clip after the last batch of a step. The step that had begun is discarded."
             )
         self._trained.refresh_statistics(batch.inputs)
         if pending is None:
@@ -316,7 +321,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         return self._trained.read_grads().double() * (self.num_data / self.temperature)
 
     def _rates(self) -> tuple[float, float | None]:
-        """lr and precision_lr as they are now; lr is 0 in the first step of a warm-up or at the end of a schedule."""
+        """The current lr and precision_lr; lr is 0 in the first step of a warm-up or at the end of a schedule."""
         group = self.param_groups[0]
         lr, precision_lr = float(group["lr"]), group["precision_lr"]
         if lr != 0:
@@ -326,7 +331,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         return lr, precision_lr
 
     def _beta(self) -> float:
-        """The present lr, or the initial one where a schedule has reached 0."""
+        """The current lr, or the initial one where a schedule has reached 0."""
         return float(self.param_groups[0]["lr"] or self.defaults["lr"])
 
     def _forget(self) -> None:

@@ -1,4 +1,4 @@
-"""The GPs along a training: a hook that records the GP of iteration t, on a few examples, at chosen steps."""
+"""GPs during training: a hook that records the GP of iteration t, on a few examples, at chosen steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Record:
 class Recorder:
     """Records the GP after the chosen steps: `optimizer.register_step_post_hook(recorder)`.
 
-    data         a few training examples, which stand for all of them; a record costs as much as a GP on these
+    data         a few training examples, which represent all of them; a record costs as much as a GP on these
     steps        the steps after which to record, counted from 1
     beta         of the linear models (see `OnlineNewtonOptimizer.gaussian_process`)
     num_samples  samples of q_t in each record
@@ -45,7 +45,7 @@ class Recorder:
     ) -> None:
         self.data, self.steps = read_data(data), frozenset(steps)
         if not self.steps or min(self.steps) < 1:
-            raise InputError(f"steps: expected step numbers from 1; got {sorted(self.steps)}.")
+            raise InputError(f"steps: expected step numbers ≥ 1; got {sorted(self.steps)}.")
         self.beta, self.num_samples, self.seed = beta, num_samples, seed
         self.records: list[Record] = []
 

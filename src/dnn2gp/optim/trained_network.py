@@ -31,7 +31,10 @@ class TrainedNetwork:
         self.module, self.likelihood, self.memory_budget = module, likelihood, memory_budget
         self.named = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         if not self.named:
-            raise InputError("network: expected trainable weights; none requires a gradient (requires_grad_(True)).")
+            raise InputError(
+                "network: expected trainable weights; none requires a gradient. Unfreeze some: "
+                "parameter.requires_grad_(True)."
+            )
         self.layout = Layout(tuple(self.named), tuple(weight.shape for weight in self.named.values()))
         first = next(iter(self.named.values()))
         self._made_for = first.dtype, first.device
@@ -77,8 +80,8 @@ class TrainedNetwork:
         missing = [name for name, weight in self.named.items() if weight.grad is None]
         if missing:
             raise InputError(
-                f"step: expected a grad for every weight, as backward() wrote it; that of {', '.join(missing)} is "
-                "None. To discard a step that has begun, call optimizer.zero_grad()."
+                f"step: expected the grad that backward() wrote for every weight; got None for {', '.join(missing)}. "
+                "To discard a step that has begun, call optimizer.zero_grad()."
             )
         return torch.cat(
             [weight.grad.detach().reshape(-1) for weight in self.named.values() if weight.grad is not None]
@@ -91,14 +94,14 @@ class TrainedNetwork:
         changed = sorted({*now} ^ {*self.named} | replaced)
         if changed:
             raise InputError(
-                f"The trainable weights are not those that the optimizer was created for: {', '.join(changed)} was "
-                "frozen, unfrozen or replaced. Create a new optimizer after such a change."
+                f"network: expected the trainable weights that the optimizer was created for; {', '.join(changed)} "
+                "was frozen, unfrozen or replaced. Create a new optimizer after such a change."
             )
         weight, (dtype, device) = next(iter(now.values())), self._made_for
         if (weight.dtype, weight.device) != (dtype, device):
             raise InputError(
-                f"The network is now {weight.dtype} on {weight.device}; the optimizer was created for {dtype} on "
-                f"{device}. Call network.to() before creating the optimizer."
+                f"network: expected {dtype} on {device}, for which the optimizer was created; got {weight.dtype} on "
+                f"{weight.device}. Call network.to() before creating the optimizer."
             )
 
     def batch(self, inputs: object, targets: object) -> Data:
@@ -141,7 +144,7 @@ class TrainedNetwork:
         return found
 
     def refresh_statistics(self, inputs: Inputs) -> None:
-        """If BatchNorm is in train mode, update its running statistics by one pass at the mean.
+        """If BatchNorm is in train mode, update its running statistics with one pass at the mean.
 
         The step itself keeps them fixed: with batch statistics, an example would have no gradient of its own.
         """
@@ -158,8 +161,8 @@ class TrainedNetwork:
                 if "more than 1 value per channel" not in str(error):  # torch's wording; any other error passes through
                     raise
                 raise InputError(
-                    f"Batch normalisation in train mode cannot compute statistics of this batch ({error}). Drop a last "
-                    "batch of one example (drop_last=True), or put the network into eval mode."
+                    f"Batch normalisation in train mode cannot compute the statistics of this batch ({error}). Drop "
+                    "a last batch of one example (drop_last=True), or switch the network to eval mode."
                 ) from error
 
     def keep_statistics(self) -> None:

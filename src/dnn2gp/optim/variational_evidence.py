@@ -1,4 +1,4 @@
-"""Three quantities that are called the evidence of a network trained by VI, each under its own name."""
+"""Three quantities that are called the evidence of a network trained with VI, each under its own name."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
 In a linear layer the gradient of one example is the outer product of g_n, the gradient in its outputs, and its inputs
 a_n. So the sum of the gradients is Σ_n g_n a_nᵀ and the sum of their squares Σ_n g_n² (a_n²)ᵀ, and no gradient of a
 single example is formed. These are fast paths for Figs. 5 and 6, which train thousands of small networks: five times as
-fast as torch.func's vmap. Tests hold them equal to the optimizers that train one network at a time: torch's Adam with
-ReduceLROnPlateau, and `VOGN`.
+fast as torch.func's vmap. Tests check that they agree with the optimizers that train one network at a time: torch's
+Adam with ReduceLROnPlateau, and `VOGN`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LayerSizes:
 
     @staticmethod
     def of(network: nn.Module) -> LayerSizes:
-        """The sizes of a network; any other kind of network is refused."""
+        """The sizes of a network; any other kind of network raises an error."""
         modules = list(network) if isinstance(network, nn.Sequential) else [network]
         linear, between = modules[::2], modules[1::2]
         shapes = [module.weight.shape for module in linear if isinstance(module, nn.Linear) and module.bias is not None]
@@ -162,7 +162,7 @@ def vogn(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> list[Gaussian]:
-    """Train every member by VOGN from its initial weights, and return its q in float64.
+    """Train every member with VOGN from its initial weights, and return its q in float64.
 
     `generator` seeds one generator per member, so that the result does not depend on how members are batched.
     """
@@ -192,7 +192,7 @@ def _trained(
     if not isinstance(likelihood, GaussianLikelihood) or likelihood.sigma.numel() != 1:
         raise InputError(f"ensemble: expected GaussianLikelihood(σ) with one σ; got {likelihood}.")
     if not weights.isfinite().all():
-        raise InputError("weights: expected finite numbers; got NaN or infinite ones.")
+        raise InputError("weights: expected finite numbers; got NaN or infinity.")
     sizes, sigma = LayerSizes.of(ensemble.network), likelihood.sigma.item()
     inputs, targets = (part.to(dtype).expand(ensemble.size, -1, -1) for part in (ensemble.inputs, ensemble.targets))
     delta, first = ensemble.prior_precision.to(dtype), weights.to(dtype)

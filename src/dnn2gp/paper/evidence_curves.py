@@ -164,7 +164,7 @@ def evidence_curve(
 
     values    trains some members, and returns one value per member under each name, "evidence" among them
     together  the number of points that are trained as one batch
-    purpose   everything else that the values depend on; a folder with a different purpose is refused
+    purpose   everything else that the values depend on; a folder with a different purpose raises an error
     folder    where finished points are stored; `resume` continues from them
     """
     kept = None

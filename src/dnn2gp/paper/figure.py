@@ -143,7 +143,7 @@ class FigureKind(Generic[Config]):
     order    figures are listed and run in ascending order
     title    the heading of its section in the report
     caption  what the pictures show
-    paper    the configuration with the paper's sizes; smoke: a small one, to see that everything works
+    paper    the configuration with the paper's sizes; smoke: a small one, to check that everything works
     compute  runs the experiment
     claims   compares the arrays with what the paper says
     draw     name suffix → picture

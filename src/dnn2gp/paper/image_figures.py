@@ -14,14 +14,14 @@ from dnn2gp.plots.report import Examples, InteractiveMap
 from dnn2gp.plots.report.section import Claim
 
 _MEAN = (
-    "Each row is an example, each column an output of the network. J μ is not the network's output: the term f − J w "
-    "is not part of it."
+    "Each row is an example, each column an output of the network. J μ is not the network's output, because it "
+    "lacks the term f − J w."
 )
-_KERNEL = "Each row and each column is an example; an entry measures how similar the network finds the two."
+_KERNEL = "Each row and each column is an example; an entry measures how similar the two are to the network."
 
 
 def compute(config: ImagesConfig, workspace: Workspace) -> Findings:
-    """Train by every method, and evaluate the GP at some examples of each class."""
+    """Train with every method, and evaluate the GP at some examples of each class."""
     images = load(config)
     places = _chosen(config, images.train_labels)
     inputs = images.train_images[places]
@@ -60,8 +60,8 @@ def accuracy_claim(arrays: Arrays, method: str, paper: str, low: float, high: fl
     """The test accuracy, which the paper gives for Adam alone; it holds between `low` and `high`."""
     accuracy = float(arrays[f"{method}_accuracy"])
     if method == LAPLACE:
-        return Claim("test accuracy of LeNet-5 trained by Adam", paper, f"{accuracy:.2%}", low <= accuracy <= high)
-    return Claim("test accuracy of LeNet-5 trained by VOGN, at the mean", "not stated", f"{accuracy:.2%}", None)
+        return Claim("test accuracy of LeNet-5 trained with Adam", paper, f"{accuracy:.2%}", low <= accuracy <= high)
+    return Claim("test accuracy of LeNet-5 trained with VOGN, at the mean", "not stated", f"{accuracy:.2%}", None)
 
 
 def kernel_claim(name: str, arrays: Arrays, method: str, paper: str) -> Claim:

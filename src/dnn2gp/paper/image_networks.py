@@ -1,4 +1,4 @@
-"""LeNet-5 on images, trained by Adam (Laplace) or by VOGN (VI), and what its GP says about some examples."""
+"""LeNet-5 on images, trained with Adam (Laplace) or with VOGN (VI), and the results of its GP for some examples."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ImagesConfig:
     adam_epochs: int = 20
     adam_lr: float = 2e-3
     adam_prior_precision: float = 6.0
-    """δ of the training by Adam; 6 is a weight decay of 1e-4 on the 60,000 images of MNIST."""
+    """δ when training with Adam; 6 is a weight decay of 1e-4 on the 60,000 images of MNIST."""
     laplace_prior_precision: float = 6.0
     """δ of the Laplace step: the same as in training, so that both have the same prior."""
     vogn_epochs: int = 15
@@ -60,12 +60,12 @@ class ImagesConfig:
     seed: int = 0
 
     def smaller(self) -> ImagesConfig:
-        """A small version, to see that everything works."""
+        """A small version, to check that everything works."""
         few = replace(self, adam_epochs=1, vogn_epochs=1, batch_size=32, num_train=128, num_test=64)
         return replace(few, temperature=0.01, per_class=3, pool=300)
 
     def training(self, method: str, num_train: int, folder: Path) -> TrainConfig:
-        """The training of a method on so many images, with its checkpoint in `folder`."""
+        """The training run of a method on this many images, with its checkpoint in `folder`."""
         data = self.data + "".join(f" {own}" for own in self.classes)
         shared = TrainConfig(
             data=data, batch_size=self.batch_size, num_train=self.num_train, flip=self.flip, seed=self.seed, out=folder
@@ -139,7 +139,7 @@ def pictures(config: ImagesConfig, inputs: Float[Tensor, "N C H W"]) -> np.ndarr
 
 
 def trained_gp(config: ImagesConfig, images: Images, method: str, workspace: Workspace) -> NetworkGP:
-    """Train the network, or load the weights of the same training from the workspace, and turn it into a GP."""
+    """Train the network, or load the weights of the same training run from the workspace, and turn it into a GP."""
     if method not in WORDS:
         raise InputError(f"methods: expected some of {', '.join(WORDS)}; got {method!r}.")
     if workspace.weights is None:
@@ -159,7 +159,7 @@ def trained_gp(config: ImagesConfig, images: Images, method: str, workspace: Wor
 
 
 def _training(config: TrainConfig, images: Images) -> Training:
-    """The training, resumed from the checkpoint in its folder if that is one of the same training."""
+    """The training run, resumed from the checkpoint in its folder if that belongs to the same run."""
     config.check()
     config.folder.mkdir(parents=True, exist_ok=True)
     try:

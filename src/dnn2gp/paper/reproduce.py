@@ -80,7 +80,9 @@ def claims_table(sections: Sequence[Section]) -> Table:
 
 
 _ALL, _SMOKE = "all", "smoke"
-_SMALL = "A small version of each figure, to see that everything works: far too small to judge the paper's claims."
+_SMALL = (
+    "A small version of each figure, to check that everything works. It is far too small to judge the paper's claims."
+)
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ def _write_report(
             try:
                 sections |= {kind.name: section(config.folder, kind, found)} if found is not None else {}
             except KeyError as error:  # a result of an older version
-                found, failures[kind.name] = None, f"its earlier result has no {error}: run it again with --resume"
+                why = f"its earlier result does not contain {error}: run it again with --resume"
+                found, failures[kind.name] = None, why
         if found is not None:
             shown.append(sections[kind.name])
             seconds, versions = seconds + found.seconds, versions or found.versions
@@ -177,12 +180,14 @@ def _write_report(
 
 
 def _prepare(config: ReproduceConfig, kinds: Sequence[FigureKind]) -> None:
-    """Create the folders. Without `resume`, refuse to overwrite earlier results of these figures."""
+    """Create the folders. Without `resume`, raise an error instead of overwriting earlier results of these figures."""
     try:
         for name in ("results", "pictures"):
             (config.folder / name).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"Cannot create the folder {config.out}: {error.strerror}. Choose another (--out).") from error
+        raise InputError(
+            f"Cannot create the folder {config.out}: {error.strerror}. Choose another folder (--out)."
+        ) from error
     if config.resume:
         return
     for kind in kinds:
@@ -225,7 +230,7 @@ def _result(config: ReproduceConfig, kind: FigureKind) -> tuple[FigureResult, bo
     resumed = (work / kind.name).exists() or _has_begun_weights(config, kind)
     with show_progress(), warnings.catch_warnings():
         if config.preset == _SMOKE:
-            warnings.simplefilter("ignore", NotAMinimumWarning)  # its trainings are cut short
+            warnings.simplefilter("ignore", NotAMinimumWarning)  # its training runs are cut short
         result = _run(kind, kind.preset(config.preset), workspace)
     result = replace(result, claims=_judged(config, result.claims), resumed=resumed)
     if result.weights:

@@ -68,7 +68,7 @@ class VognSettings:
         check_rate("precision_lr", self.precision_lr)
         check_positive("initial_precision", self.initial_precision)
         if self.steps < 1 or self.num_samples < 1:
-            raise InputError(f"expected steps and num_samples ≥ 1; got {self.steps} and {self.num_samples}.")
+            raise InputError(f"steps, num_samples: expected integers ≥ 1; got {self.steps} and {self.num_samples}.")
 
     def optimizer(
         self, network: nn.Module, likelihood: Likelihood, num_data: int, prior_precision: float, seed: int = 0

@@ -1,4 +1,4 @@
-"""Many small trainings in parallel: each thread takes some of them, so that threads never share one operation."""
+"""Many small training runs in parallel: each thread takes some of them, so that threads never share one operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dnn2gp train`: train LeNet-5 by VOGN, OGN or Adam, interruptible and resumable, and score it on the test set."""
+"""`dnn2gp train`: train LeNet-5 with VOGN, OGN or Adam, resume from checkpoints, and score it on the test set."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _RATES = {"vogn": 0.03, "ogn": 0.03, "adam": 1e-3}
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training. The learning rate decays to a hundredth of its initial value, along a cosine."""
+    """One training run. The learning rate decays to a hundredth of its initial value, along a cosine."""
 
     data: str = "mnist"
     method: str = "vogn"
@@ -73,7 +73,7 @@ class TrainConfig:
 
     @staticmethod
     def preset(name: str) -> TrainConfig:
-        """`paper`, or `smoke`: a small training, to see that everything works."""
+        """`paper`, or `smoke`: a small run, to check that everything works."""
         if name == "smoke":
             return TrainConfig(
                 epochs=2, batch_size=32, num_train=200, networks=2, temperature=0.01, checkpoint_seconds=0.0
@@ -91,7 +91,7 @@ class TrainConfig:
         return self.out / self.method
 
     def with_method(self, method: str) -> TrainConfig:
-        """The same training by another method, with the default learning rate of that method."""
+        """The same training run with another method and its default learning rate."""
         return replace(self, method=method, lr=None)
 
     def check(self) -> None:
@@ -138,7 +138,7 @@ class Score:
 
 
 class Training:
-    """One network trained by one method, and its progress: epoch, batch, seconds."""
+    """One network trained with one method, and its progress: epoch, batch, seconds."""
 
     def __init__(self, config: TrainConfig, images: Images, *, resume: bool) -> None:
         self.config, self.images = config, images
@@ -190,12 +190,12 @@ class Training:
         """The scores of the network at the mean and, for VOGN and OGN, of the average over networks w ~ q."""
         found = [self.score_at_the_mean()]
         if isinstance(self.optimizer, OnlineNewtonOptimizer):
-            averaged = f"average of {self.config.networks} networks ~ q"
+            averaged = f"average of {self.config.networks} networks drawn from q"
             found.append(self._score(averaged, self._sampled(self.optimizer)))
         return found
 
     def score_at_the_mean(self) -> Score:
-        """The score of the network at its present weights."""
+        """The score of the network at its current weights."""
         return self._score("network at the mean", self._probabilities(self.network))
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -264,8 +264,8 @@ class Training:
         if kept != own:
             differing = [name for name, value in own.items() if kept.get(name) != value]
             raise InputError(
-                f"{self.path} belongs to a different training (differing in {', '.join(differing)}). Resume with the "
-                "same settings, or choose another folder (--out)."
+                f"{self.path} belongs to a different training run (it differs in {', '.join(differing)}). Resume "
+                "with the same settings, or choose another folder (--out)."
             )
         self.network.load_state_dict(tree["network"])
         self.optimizer.load_state_dict(tree["optimizer"])
@@ -296,7 +296,7 @@ class Training:
 
 @contextmanager
 def interrupts_noted() -> Iterator[threading.Event]:
-    """Let Ctrl-C set the event, so that the present step is finished first; a second one interrupts at once."""
+    """Let Ctrl-C set the event, so that the current step is finished first; a second one interrupts at once."""
     noted = threading.Event()
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_IGN):
@@ -324,7 +324,7 @@ class TrainResult:
 def run(
     config: TrainConfig, console: Console | None = None, *, compare: tuple[str, ...] = (), resume: bool = False
 ) -> TrainResult:
-    """Train by `config.method` and those in `compare`, for the same epochs; print a table, write results.json."""
+    """Train with `config.method` and those in `compare`, for the same epochs; print a table, write results.json."""
     console = console or Console()
     if len({config.method, *compare}) != 1 + len(compare):
         raise InputError(f"compare: expected methods other than {config.method}, once each; got {', '.join(compare)}.")
@@ -333,15 +333,15 @@ def run(
         each.check()
         if not resume and (each.folder / CHECKPOINT).exists():
             raise InputError(
-                f"{each.folder / CHECKPOINT} already exists, from another training. Continue it with --resume, or "
-                "choose another folder (--out)."
+                f"{each.folder / CHECKPOINT} already exists, from another training run. Continue that run with "
+                "--resume, or choose another folder (--out)."
             )
     for each in configs:
         try:
             each.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f"Cannot create the folder {each.folder}: {error.strerror}. Choose another (--out)."
+                f"Cannot create the folder {each.folder}: {error.strerror}. Choose another folder (--out)."
             ) from error
     images = load_images(config.data)
     scores: list[Score] = []
@@ -353,7 +353,7 @@ def run(
             try:
                 training.run()
             except KeyboardInterrupt:
-                console.print(f"Stopped. {training.path} holds the present state: continue with --resume.")
+                console.print(f"Stopped. The current state is in {training.path}. Continue with --resume.")
                 raise
             scores += training.scores()
     console.print(table(scores))

@@ -25,7 +25,7 @@ class Band:
     def edges(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean − std and mean + std, if there is one for each x."""
         if self.mean.shape != x.shape or self.std.shape != x.shape:
-            raise ValueError(f"{self.name}: expected {x.shape} means and deviations; got {self.mean.shape}.")
+            raise ValueError(f"{self.name}: expected means and deviations of shape {x.shape}; got {self.mean.shape}.")
         return self.mean - self.std, self.mean + self.std
 
 
@@ -49,7 +49,7 @@ def band_panels(
         height: The range of y that is shown.
     """
     if not panels:
-        raise ValueError("expected at least one panel.")
+        raise ValueError("panels: expected at least one; got none.")
     figure = style.new_figure(6.6 * len(panels), 7.0)
     drawn, below = figure.subplots(2, len(panels), sharex=True, sharey="row", squeeze=False, height_ratios=[5, 3])
     for axes, lower, (title, bands) in zip(drawn, below, panels.items(), strict=True):

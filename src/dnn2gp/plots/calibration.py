@@ -35,7 +35,9 @@ def coverage(
     """
     nominal, found = _shares(levels, "levels"), _shares(observed, "observed")
     if nominal.shape != found.shape or count < 1:
-        raise ValueError(f"expected as many shares as levels, of at least 1 target; got {found.shape} and {count}.")
+        raise ValueError(
+            f"shares, count: expected as many shares as levels, and at least 1 target; got {found.shape} and {count}."
+        )
     figure = style.new_figure(5.0 if pit is None else 9.4, 4.4)
     panels = figure.subplots(1, 1 if pit is None else 2, squeeze=False)[0]
     axes = panels[0]

@@ -151,4 +151,4 @@ def _check(steps: Sequence[int], *arrays: np.ndarray) -> None:
             f"steps: expected one array for each of {len(steps)} steps; got {[len(array) for array in arrays]}."
         )
     if not all(np.isfinite(array).all() for array in arrays):
-        raise ValueError("expected finite arrays; got NaN or infinity.")
+        raise ValueError("arrays: expected finite numbers; got NaN or infinity.")

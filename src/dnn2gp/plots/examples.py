@@ -38,7 +38,7 @@ def uncertainty(
     least, most = figure.add_subfigure(grid[0, 1]), figure.add_subfigure(grid[1, 1])
     _gallery(
         least,
-        "Least certain: largest sum of both variances (p: probability of the prediction)",
+        "Least certain: largest sum of both variances (p: probability of the predicted class)",
         order[::-1][:shown],
         images,
         labels,
@@ -72,7 +72,7 @@ def _scatter(axes: Axes, epistemic: np.ndarray, aleatoric: np.ndarray, correct: 
     axes.legend(title="prediction", fontsize=style.TICK, title_fontsize=style.TICK, loc="upper left")
     style.describe(
         axes,
-        "Two kinds of uncertainty, one mark per example",
+        "Two kinds of uncertainty, one marker per example",
         "aleatoric variance (label noise)",
         "epistemic variance (model uncertainty)",
     )

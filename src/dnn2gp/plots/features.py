@@ -38,8 +38,8 @@ def network_as_gp(
     count = len(inputs)
     if len(features) != count or kernel.shape != (count, count) or posterior_mean.shape != (count,):
         raise ValueError(
-            f"expected {count} rows of features, of the kernel and of the posterior mean; got {features.shape}, "
-            f"{kernel.shape} and {posterior_mean.shape}."
+            f"features, kernel, posterior_mean: expected {count} rows of features, of the kernel and of the "
+            f"posterior mean; got {features.shape}, {kernel.shape} and {posterior_mean.shape}."
         )
     order = np.lexsort((posterior_mean, labels))
     place = {name: int(np.flatnonzero(order == index)[0]) for name, index in marked.items()}

@@ -60,7 +60,7 @@ def kernel_matrix(
     scale = style.colour_bar(axes, image, "tr κ(x, x′), the kernel summed over outputs (▲: beyond the scale)", extend)
     if values.min() > -_SLIGHT * limit:  # nothing blue to see
         scale.ax.set_ylim(min(0.0, float(values.min())), limit)
-    title = _title("Kernel: which examples are similar for the network", of)
+    title = _title("Kernel: which examples the network treats as similar", of)
     style.describe(axes, title, "the same examples", "examples, grouped by class", ("left", "top"), beside)
     _no_ticks(axes)
     return figure
@@ -125,7 +125,7 @@ def uncertainty_maps(
         figure.suptitle(of, fontsize=style.TITLE, x=0.02, ha="left")
     scale = ScalarMappable(norm, style.SEQUENTIAL)
     beyond = largest > 0.25
-    words = "variance of y, the label of each class as 0 or 1" + " (▲: above ¼, to first order)" * beyond
+    words = "variance of y, with the label of each class coded as 0 or 1" + " (▲: above ¼, to first order)" * beyond
     style.colour_bar(panels[1], scale, words, "max" if beyond else "neither")
     return figure
 
@@ -163,7 +163,7 @@ def _no_ticks(axes: Axes) -> None:
 
 
 def _check(values: np.ndarray, labels: np.ndarray, name: str) -> np.ndarray:
-    """The labels, if there is one per row and all values are finite."""
+    """The labels, if there is one label per row and all values are finite."""
     labels = np.asarray(labels)
     if values.ndim != 2 or labels.shape != (len(values),) or len(values) == 0:
         raise ValueError(

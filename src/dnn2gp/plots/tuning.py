@@ -161,7 +161,7 @@ def _means(given: Means, count: int, name: str) -> tuple[np.ndarray, np.ndarray]
     if mean.shape != (count,) or stderr.shape != (count,):
         raise ValueError(f"{name}: expected {count} means and standard errors; got {mean.shape} and {stderr.shape}.")
     if not np.isfinite(mean).any():
-        raise ValueError(f"{name}: expected at least one finite mean.")
+        raise ValueError(f"{name}: expected at least one finite mean; got none.")
     there = np.isfinite(mean)
     return np.where(there, mean, np.nan), np.where(there & np.isfinite(stderr), stderr, 0.0)
 
@@ -210,7 +210,7 @@ def fits_and_panels(
     `fits` are the predictions of a few networks along `x`, drawn with bands of one standard deviation of y.
     """
     if not fits or not panels:
-        raise ValueError(f"expected at least one fit and one panel; got {len(fits)} and {len(panels)}.")
+        raise ValueError(f"fits, panels: expected at least one fit and one panel; got {len(fits)} and {len(panels)}.")
     figure = style.new_figure(_WIDTH * (len(panels) + 1), _HEIGHT)
     axes = figure.subplots(1, len(panels) + 1, squeeze=False)[0]
     _fits(axes[0], x, fits, inputs, targets)

@@ -15,7 +15,7 @@ C = TypeVar("C", bound="Choice")
 class Choice(ABC):
     """One of several ways to do something, with its options: the base of a frozen dataclass with one field per option.
 
-    An abstract subclass (`Structure`, `Inference`) says what every such choice must answer and holds the registry
+    An abstract subclass (`Structure`, `Inference`) defines what every such choice must provide and holds the registry
     `kinds`. A final subclass has a `name`, under which it is registered: that is how files refer to it. Every option
     has a default and a value that JSON can hold, unless `options` and `from_options` translate it.
     """
@@ -51,11 +51,14 @@ class Choice(ABC):
             options = {str(key): own for key, own in value.items()}
             name = options.pop("name", None)
         if not isinstance(name, str) or name not in cls.kinds:
-            raise InputError(f"expected one of {sorted(cls.kinds)}; got {value!r}. Import the module that defines it.")
+            raise InputError(
+                f"{cls.__name__}: expected one of {sorted(cls.kinds)}; got {value!r}. Import the module that defines "
+                "it first."
+            )
         try:
             return cls.kinds[name].from_options(options)
         except (TypeError, KeyError) as error:
-            raise InputError(f"{cls.kinds[name].__name__} does not take the options {options}: {error}.") from error
+            raise InputError(f"{cls.kinds[name].__name__}: the options {options} are not valid: {error}.") from error
 
     @classmethod
     def checked(cls: type[C], argument: str, value: object) -> C:

@@ -48,7 +48,9 @@ def prepare_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise InputError(f"Cannot write to the folder {folder}: {error.strerror or error}. Choose another.") from error
+        raise InputError(
+            f"Cannot write to the folder {folder}: {error.strerror or error}. Choose another folder."
+        ) from error
 
 
 def check_place(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The memory budget in bytes, and an error with numbers where something does not fit into it."""
+"""The memory budget in bytes, and an error that states the sizes when something does not fit into it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _container_limit(folder: Path = Path("/sys/fs/cgroup")) -> int:
     if limit.strip() == "max":
         return sys.maxsize
     counts = dict(line.split() for line in stat.splitlines())
-    reclaimable = int(counts.get("inactive_file", 0))  # cached files, given up when memory is asked for
+    reclaimable = int(counts.get("inactive_file", 0))  # cached files, which the system frees on demand
     return max(0, int(limit) - int(used) + reclaimable)
 
 
@@ -37,8 +37,8 @@ def check_budget(memory_budget: object) -> int | None:
     if isinstance(memory_budget, int | float) and memory_budget is not True and 1 <= memory_budget < inf:
         return int(memory_budget)
     raise InputError(
-        f"memory_budget: expected a positive number of bytes, e.g. 4e9 for 4 GB; got {memory_budget!r}. "
-        "Leave it out for half of the memory that is free."
+        f"memory_budget: expected a positive number of bytes, e.g. 4e9 for 4 GB; got {memory_budget!r}. Leave it out "
+        "to use half of the memory that is free."
     )
 
 
@@ -63,8 +63,8 @@ def require(num_bytes: int, budget: int, what: str, instead: str) -> None:
     """Raise a MemoryBudgetError unless `num_bytes` fit into `budget`; `instead` says what else can be done."""
     if num_bytes > budget:
         raise MemoryBudgetError(
-            f"{what} needs {readable(num_bytes)}, more than the memory budget of {readable(budget)}. {instead} "
-            "Or raise memory_budget, if the machine has the memory."
+            f"{what} needs {readable(num_bytes)}, more than the memory budget of {readable(budget)}. {instead} Or "
+            "raise memory_budget if the machine has enough memory."
         )
 
 

@@ -39,8 +39,8 @@ def normal(shape: tuple[int, ...], generator: torch.Generator | None, like: Tens
 def global_states_kept(device: torch.device | None = None) -> Iterator[Callable[[], bool]]:
     """Restore the global generators of torch, NumPy and Python after the block, which runs the user's code.
 
-    Yields a function that says whether any of them has been drawn from since. One thread at a time is inside: two that
-    save and restore in turns would leave the generators in the wrong state.
+    Yields a function that says whether any of them has been drawn from since. Only one thread at a time may be inside:
+    two that save and restore in turns would leave the generators in the wrong state.
     """
     devices = [device] if device is not None and device.type == "cuda" else []
     with USER_STATE:

@@ -1,7 +1,8 @@
 """B small networks of one architecture, each with its own weights, data and δ, evaluated as one batch.
 
-A fast path for tuning, where (setting × repeat) trainings and their evidences are needed. Everything is in float64 and
-in weight space, so it is meant for networks of up to a few thousand weights. A test holds it equal to `convert`.
+A fast path for tuning, which needs one training run and its evidence per setting and repeat. Everything is in float64
+and in weight space, so it is meant for networks of up to a few thousand weights. A test checks that it agrees with
+`convert`.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ class Ensemble:
         self._num_outputs: int | None = None
         if len(inputs) not in (1, len(prior_precision)) or inputs.shape[:2] != targets.shape[:2]:
             raise InputError(
-                f"inputs: expected one data set for each of {len(prior_precision)} members, B × N × …, or one for all, "
-                f"1 × N × …; got inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}."
+                f"inputs: expected one data set for each of {len(prior_precision)} members (B × N × …) or one for "
+                f"all (1 × N × …); got inputs of shape {tuple(inputs.shape)} and targets of shape "
+                f"{tuple(targets.shape)}."
             )
 
     @property
@@ -148,7 +150,7 @@ class Ensemble:
     def cautious_evidence(
         self, weights: Float[Tensor, "B P"], curvature: EnsembleCurvature, variance: Float[Tensor, " B"] | None = None
     ) -> Float[Tensor, " B"]:
-        """The Laplace evidence at the weights minus ½ gᵀΣ̃g, to compare trainings that may not have converged.
+        """The Laplace evidence at the weights minus ½ gᵀΣ̃g, to compare training runs that may not have converged.
 
         At a minimum it is the evidence. Elsewhere the gain of one more Gauss-Newton step is subtracted, so that
         weights away from a minimum cannot win for that reason.

@@ -45,7 +45,7 @@ def gradient(
     likelihood       σ is tuned if it is open, as in GaussianLikelihood(); a given σ is kept
     prior_precision  the initial δ
     train            train(network, data, likelihood, δ of each weight) changes the weights in place, starting from
-                     their present values; by default `minimise.train_to_minimum`
+                     their current values; by default `minimise.train_to_minimum`
     per_layer        one δ per layer; per_output: one σ per output
     tolerance        the largest change of log δ and log σ between two rounds at convergence
 
@@ -57,7 +57,9 @@ def gradient(
     if not isinstance(network, nn.Module):
         raise InputError(f"network: expected the torch.nn.Module to tune; got {type(network).__name__}.")
     if max_rounds < 1 or not tolerance > 0:
-        raise InputError(f"expected max_rounds ≥ 1 and tolerance > 0; got {max_rounds} and {tolerance}.")
+        raise InputError(
+            f"max_rounds, tolerance: expected max_rounds ≥ 1 and tolerance > 0; got {max_rounds} and {tolerance}."
+        )
     own, training = deepcopy(network), read_data(data)
     choice = PriorChoice.first(own, training, likelihood, prior_precision, per_layer, per_output)
     with show_progress(progress):
@@ -83,7 +85,7 @@ def gradient(
 def _alternate(
     network: nn.Module, data: Data, train: Train, choice: PriorChoice, max_rounds: int, tolerance: float
 ) -> _Rounds:
-    """Retrain the network in place and tune, in turn; a round that loses too much restarts from the best one."""
+    """Alternate between retraining in place and tuning; a round that loses too much restarts from the best one."""
     gap, share, best = float("inf"), 1.0, None
     for _ in track(range(max_rounds), "tuning by gradient", total=max_rounds):
         train(network, data, choice.likelihood, choice.of_weights)
@@ -125,7 +127,7 @@ def _shortened(best: _Round, tolerance: float) -> tuple[str, ...]:
     if asked < tolerance:
         return ()
     return (
-        f"At the features of this network, the evidence would change δ or σ by {asked:.0%}, but networks retrained "
+        f"With the features of this network, the evidence would change δ or σ by {asked:.0%}, but networks retrained "
         "with these values have less evidence. The steps were shortened.",
     )
 
@@ -157,7 +159,7 @@ class _Round:
 
 @dataclass(frozen=True, eq=False)
 class _Rounds:
-    """All rounds of a tuning."""
+    """All rounds of a tuning run."""
 
     best: _Round
     trials: tuple[Trial, ...]

@@ -32,16 +32,16 @@ def grid(
     folder    where each finished job is stored; `resume` continues from the jobs that it holds
     num_jobs  processes on this machine, each with one thread; by default the setting of `joblib.parallel_config`
     purpose   what the results depend on besides the settings (data, a version of `fit`); resuming in a folder with a
-              different purpose is refused. `fit` itself is not compared, so describe it here
+              different purpose raises an error. `fit` itself is not compared, so describe it here
     """
     if not callable(fit):
-        raise InputError(f"fit: expected a function of the settings and of repeat; got {fit!r}.")
+        raise InputError(f"fit: expected a function that takes the settings and repeat; got {fit!r}.")
     if not settings or any(isinstance(values, str) or not len(values) for values in settings.values()):
         raise InputError(f"settings: expected names mapped to non-empty lists of values; got {dict(settings)!r}.")
     if repeats < 1:
         raise InputError(f"repeats: expected at least 1; got {repeats}.")
     if resume and folder is None:
-        raise InputError("resume: expected a folder to resume from (folder=); got none.")
+        raise InputError("resume: expected a folder to resume from; got none. Pass folder=.")
     known = {name: [_plain(value) for value in values] for name, values in settings.items()}
     jobs = [
         Job(dict(zip(known, values, strict=True)), repeat)

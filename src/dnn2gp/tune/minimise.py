@@ -1,4 +1,4 @@
-"""Training to a minimum: many small networks at once by damped Gauss-Newton steps, one large network by L-BFGS.
+"""Training to a minimum: many small networks at once with damped Gauss-Newton steps, or one large network with L-BFGS.
 
     w ← w − (JᵀΛJ + (δ + μ) I)⁻¹ ∇ℓ̄(w),        ∇ℓ̄(w) = Jᵀr + δ w
 
@@ -34,7 +34,7 @@ _LAST_DAMPING = 1e14
 
 @dataclass(frozen=True, eq=False)
 class Minima:
-    """The end points of the trainings of an ensemble."""
+    """The end points of training the members of an ensemble."""
 
     weights: Float[Tensor, "B P"]
     loss: Float[Tensor, " B"]
@@ -68,7 +68,7 @@ def minimise(
     require(
         4 * 8 * ensemble.size * size**2,
         default_budget(),
-        f"Training {ensemble.size} networks of {size:,} weights by Gauss-Newton steps",
+        f"Training {ensemble.size} networks of {size:,} weights with Gauss-Newton steps",
         "Use a smaller network (width, depth) or fewer restarts.",
     )
     state = _Progress.start(ensemble, weights.double(), gain, damping)
@@ -117,7 +117,9 @@ def _lbfgs(network: nn.Module, data: Data, likelihood: Likelihood, prior_precisi
     first = function.weights.double().cpu().numpy()
     found = scipy.optimize.minimize(loss, first, jac=True, method="L-BFGS-B", options=options)
     if not np.isfinite(found.fun):
-        raise DivergedError(f"The loss is {found.fun} after training by L-BFGS; the weights are unchanged.")
+        raise DivergedError(
+            f"The loss is {found.fun} after training with L-BFGS. The weights of the network are unchanged."
+        )
     write_weights(network, torch.from_numpy(found.x))
 
 

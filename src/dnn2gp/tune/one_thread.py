@@ -1,4 +1,4 @@
-"""One thread for torch and BLAS inside a block, also where several workers are threads of one process."""
+"""One thread for torch and BLAS inside a block, even if several workers are threads of one process."""
 
 from __future__ import annotations
 

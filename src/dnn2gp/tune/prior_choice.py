@@ -1,4 +1,4 @@
-"""The present δ and σ while a network is tuned: one number each, or one δ per layer and one σ per output."""
+"""The current δ and σ while a network is tuned: one number each, or one δ per layer and one σ per output."""
 
 from __future__ import annotations
 
@@ -48,17 +48,19 @@ class PriorChoice:
         per_layer: bool,
         per_output: bool,
     ) -> PriorChoice:
-        """The starting point of a tuning."""
+        """The starting point of a tuning run."""
         if not isinstance(likelihood, Likelihood):
             raise InputError(f"likelihood: expected an instance, e.g. GaussianLikelihood(); got {likelihood!r}.")
         if per_output and not likelihood.is_open:
-            raise InputError("per_output: expected GaussianLikelihood(), with σ open, to tune one σ per output.")
+            raise InputError(
+                "per_output: expected GaussianLikelihood() without a σ; only then is one σ per output tuned."
+            )
         layout, targets = layout_of(network), data.targets
         like = torch.zeros((), dtype=torch.float64)
         each = expand_precision(prior_precision, layout, like)
         layers = torch.stack([each[layout.ranges[layout.names[group[0]]]][0] for group in layout.layers.values()])
         if not torch.equal(layout.expand(layers), each) or (not per_layer and bool((each != each[0]).any())):
-            raise InputError("prior_precision: expected one initial number or, with per_layer=True, one per layer.")
+            raise InputError("prior_precision: expected one initial value, or one per layer with per_layer=True.")
         unit = spread(targets) if likelihood.is_open else 1.0
         if likelihood.is_open:
             outputs = targets.shape[1] if targets.ndim > 1 else 1
@@ -102,7 +104,7 @@ class PriorChoice:
         return replace(self._moved(best), trials=(*self.trials, trial))
 
     def notes(self) -> tuple[str, ...]:
-        """Signs that the network does not suit the data, in words."""
+        """Messages about signs that the network does not suit the data."""
         low, high = (self.precision.min().item(), self.precision.max().item())
         found = []
         if low <= RANGE[0] * (1 + 1e-6) or high >= RANGE[1] * (1 - 1e-6):

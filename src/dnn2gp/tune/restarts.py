@@ -132,13 +132,13 @@ class RestartProblem:
 
 # The initial length of a step in log λ, the factor by which steps are shortened, and the length at which a member ends.
 _LONG, _SHORTER, _SHORT = log(6.0), 0.35, 0.25
-# During the search, a training ends if a step would gain less than this, in nats, or after so many steps.
+# During the search, training ends if a step would gain less than this, in nats, or after this many steps.
 _GAIN, _STEPS = 0.05, 60
-# After so many steps, a training continues only if it may still come within so many nats of the best of its member.
+# After this many steps, training continues only if it may still come within this many nats of its member's best.
 _LOOK, _HOPELESS = 15, 5.0
 # The limits of the final training.
 _LAST_GAIN, _LAST_STEPS = 1e-3, 200
-# The damping of trainings that start near a minimum.
+# The damping of training runs that start near a minimum.
 _WARM = 1e-2
 # Weights whose norm is below this fraction of the initial one have collapsed: training restarts from the initial ones.
 _VANISHED = 1e-3
@@ -180,7 +180,7 @@ def fit_restarts(
     targets          in the canonical form of the likelihood: N × K for a regression, N labels for classes
     """
     if restarts < 1 or max_rounds < 1:
-        raise InputError(f"expected restarts ≥ 1 and max_rounds ≥ 1; got {restarts} and {max_rounds}.")
+        raise InputError(f"restarts, max_rounds: expected integers ≥ 1; got {restarts} and {max_rounds}.")
     weights = initial_weights(build, [seed * 1000 + position for position in range(restarts)])
     with global_states_kept():  # a new module draws its initial weights
         network, fitted = build(), build()
@@ -234,7 +234,7 @@ class _Search:
             self.length.fill_(0.0 if self.problem.fixed else _LONG)
 
     def _trained(self, own: Int[Tensor, " b"], ensemble: Ensemble) -> Float[Tensor, "b P"]:
-        """The weights near a minimum; trainings that cannot be expected to beat the best of their member stop early.
+        """The weights near a minimum; runs that cannot be expected to beat the best of their member stop early.
 
         The expectation is the evidence after one more step at fixed features: a guess.
         """
@@ -269,14 +269,16 @@ class _Search:
     def finished(self, network: nn.Module, rounds: int) -> Fitted:
         """The best member, trained to its minimum."""
         if not self.evidence.isfinite().any():
-            raise DivergedError("No initialisation led to a finite evidence. Check the scale of inputs and targets.")
+            raise DivergedError("No initialisation has a finite evidence. Check the scale of inputs and targets.")
         own = self._best_at_its_minimum()
         weights, place, variance = self.weights[own], self.place[own], self.variance[own]
         ensemble = self.problem.ensemble(place.exp())
         curvature = ensemble.curvature(weights)
         evidence = ensemble.evidence(weights, curvature, None if self.problem.spread is None else variance)
         if not evidence.isfinite():
-            raise DivergedError("The final training has no finite evidence. Check the scale of inputs and targets.")
+            raise DivergedError(
+                "The final network does not have a finite evidence. Check the scale of inputs and targets."
+            )
         write_weights(network, weights[0])
         known = self.problem.likelihood
         return Fitted(

@@ -52,13 +52,13 @@ def keep_purpose(folder: Path, purpose: Mapping[str, object], *, resume: bool) -
     if described.exists():
         if not resume:
             raise InputError(
-                f"{folder} holds an earlier tuning. Continue it (resume=True; --resume), or choose another folder."
+                f"{folder} holds an earlier tuning run. Continue it (resume=True; --resume), or choose another folder."
             )
         before = described.read_text(encoding="utf-8")
         if before != text:
             raise OtherWorkError(
-                f"{folder} holds a different tuning (differing in {_differing(before, text)}; see {described}). Resume "
-                "with the same settings, or choose another folder."
+                f"{folder} holds a different tuning run (it differs in {_differing(before, text)}; see {described}). "
+                "Resume with the same settings, or choose another folder."
             )
         return
     folder.mkdir(parents=True, exist_ok=True)

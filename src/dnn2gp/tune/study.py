@@ -37,19 +37,19 @@ def study(
     sampler     seed → an Optuna sampler; by default TPE. The seed of a trial depends on `seed` and on the number of
                 trials before it, so a study that was killed continues as if it had not been
     purpose     what the results depend on (data, ranges, a version of the objective); resuming in a folder with a
-                different purpose is refused. The objective itself is not compared
+                different purpose raises an error. The objective itself is not compared
 
     Pruned trials (`optuna.TrialPruned`) count, and so do trials whose evidence is not finite.
     """
     if not callable(objective):
-        raise InputError(f"objective: expected a function of an Optuna trial; got {objective!r}.")
+        raise InputError(f"objective: expected a function that takes an Optuna trial; got {objective!r}.")
     if num_trials < 1 or num_jobs < 1:
-        raise InputError(f"expected num_trials ≥ 1 and num_jobs ≥ 1; got {num_trials} and {num_jobs}.")
+        raise InputError(f"num_trials, num_jobs: expected integers ≥ 1; got {num_trials} and {num_jobs}.")
     path = None if folder is None else Path(folder) / _FILE
     if resume and path is None:
-        raise InputError("resume: expected a folder to resume from (folder=); got none.")
+        raise InputError("resume: expected a folder to resume from; got none. Pass folder=.")
     if path is None and num_jobs > 1:
-        raise InputError("folder: expected a folder that the processes share, or num_jobs=1; got none.")
+        raise InputError("folder: expected a folder that the processes share; got none. Pass folder=, or num_jobs=1.")
     if path is not None:
         if path.exists() and not resume:
             raise InputError(f"{path} holds an earlier study. Continue it (resume=True), or choose another folder.")

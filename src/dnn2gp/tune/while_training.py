@@ -15,7 +15,7 @@ from dnn2gp.weights.priors import PriorPrecision
 
 
 class WhileTraining:
-    """Tunes δ, and the σ of a GaussianLikelihood(), at the present weights, at some epochs of a training.
+    """Tunes δ, and the σ of a GaussianLikelihood(), at the current weights, at some epochs of training.
 
         tuner = WhileTraining(network, (x, y), GaussianLikelihood(), start=50, every=10)
         for epoch in range(500):
@@ -40,22 +40,22 @@ class WhileTraining:
         per_output: bool = False,
     ) -> None:
         if start < 0 or every < 1:
-            raise InputError(f"expected start ≥ 0 and every ≥ 1; got {start} and {every}.")
+            raise InputError(f"start, every: expected start ≥ 0 and every ≥ 1; got {start} and {every}.")
         self.network, self.data, self.start, self.every = network, read_data(data), start, every
         self._choice = PriorChoice.first(network, self.data, likelihood, prior_precision, per_layer, per_output)
 
     @property
     def likelihood(self) -> Likelihood:
-        """The likelihood with the present σ."""
+        """The likelihood with the current σ."""
         return self._choice.likelihood
 
     @property
     def prior_precision(self) -> Float[Tensor, " *L"]:
-        """The present δ."""
+        """The current δ."""
         return self._choice.precision
 
     def penalty(self) -> Float[Tensor, ""]:
-        """½ Σ δ w² at the present weights, differentiable, to be added to the loss summed over *all* data."""
+        """½ Σ δ w² at the current weights, differentiable, to be added to the loss summed over *all* data."""
         named = {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
         deltas = self._choice.of_weights.split(self._choice.layout.sizes)
         parts = [
@@ -73,7 +73,7 @@ class WhileTraining:
         return True
 
     def result(self) -> TuningResult:
-        """The trials so far, and the GP of the present network with the present δ and σ."""
+        """The trials so far, and the GP of the current network with the current δ and σ."""
         gp = self._choice.converted(self.network, self.data)
         trials = self._choice.improved(gp).trials
         return TuningResult("while training", trials, trials[-1].settings, trials[-1].evidence, gp=gp)

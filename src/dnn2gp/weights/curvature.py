@@ -1,4 +1,4 @@
-"""Σᵢ ∇²ℓᵢ(w) in three ways, with the gradient and the loss from the same pass: what an online-Newton step sees.
+"""Σᵢ ∇²ℓᵢ(w) in three ways, with the gradient and the loss from the same pass, for a step of online Newton.
 
 GaussNewton        Σᵢ Jᵢᵀ Λᵢ Jᵢ                    Eq. (7)
 EmpiricalFisher    Σᵢ gᵢ gᵢᵀ,  gᵢ = Jᵢᵀ rᵢ         per-example gradients, as in VOGN
@@ -87,7 +87,7 @@ class GaussNewton(Curvature):
 @final
 @dataclass(frozen=True)
 class EmpiricalFisher(Curvature):
-    """Σᵢ gᵢ gᵢᵀ over the gradients gᵢ of single examples: one backward pass, whatever the number of outputs."""
+    """Σᵢ gᵢ gᵢᵀ over the gradients gᵢ of single examples: one backward pass, regardless of the number of outputs."""
 
     name: ClassVar[str] = "empirical Fisher"
 
@@ -122,7 +122,7 @@ class ExactHessian(Curvature):
             4 * 8 * size**2,
             features.budget(),
             f"The exact Hessian of {size} weights",
-            "It is for small networks: use VOGGN or OGGN (Gauss-Newton), or VOGN or OGN (diagonal).",
+            "For larger networks, use VOGGN or OGGN (Gauss-Newton), or VOGN or OGN (diagonal).",
         )
         outputs = features.outputs(batch.inputs)
         residual = likelihood.residual(outputs, batch.targets)

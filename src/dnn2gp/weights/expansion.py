@@ -2,7 +2,7 @@
 
     ∇ℓᵢ(w) = φᵢ vᵢ ,      ∇²ℓᵢ(w) ≈ φᵢ Dᵢ φᵢᵀ
 
-Everything after this file knows the network only through (φ, v, D).
+Everything after this file sees the network only through (φ, v, D).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Expansion:
 
     @staticmethod
     def stacked(expansions: Sequence[Expansion]) -> Expansion:
-        """The same examples expanded at S weights, as one: features and residuals below one another, D block by block.
+        """The same examples expanded at S weights, as one: features and residuals stacked, D block diagonal.
 
         Appendix A.2. The anchor is that of the first one; see `anchored`.
         """
@@ -78,7 +78,9 @@ class Expansion:
             return first
         maps = [each.features for each in expansions]
         if not all(isinstance(each, NetworkFeatures) for each in maps):
-            raise InputError("Only expansions with the features of a network can be stacked; for others take S = 1.")
+            raise InputError(
+                "expansions: only those with the features of a network can be stacked. For others, use S = 1."
+            )
         Q, R = first.root.shape[1:]
         root = first.root.new_zeros(len(first.root), len(maps) * Q, len(maps) * R)
         for position, each in enumerate(expansions):
@@ -139,7 +141,7 @@ class Expansion:
     def sampled(self, num_columns: int, generator: torch.Generator | None = None) -> Expansion:
         """A cheap estimate: D = S Sᵀ by `num_columns` random columns S ε / √C, ε ~ N(0, I), so that E[D̂] = D.
 
-        The GGN, its diagonal and its Kronecker factors then take C backward passes in place of R, and are unbiased.
+        The GGN, its diagonal and its Kronecker factors then take C backward passes instead of R, and are unbiased.
         """
         if num_columns < 1:
             raise InputError(f"num_columns: expected at least 1; got {num_columns}.")
@@ -149,7 +151,9 @@ class Expansion:
     def joined(self, other: Expansion) -> Expansion:
         """The expansion of both data sets, which must share features and anchor."""
         if other.features is not self.features or not same_form(self.inputs, other.inputs):
-            raise InputError("Only expansions of one network at one anchor, with inputs of one form, can be joined.")
+            raise InputError(
+                "expansion: expected the same network, anchor and form of inputs. Only such expansions can be joined."
+            )
         return replace(
             self,
             inputs=concatenate([self.inputs, other.inputs]),
@@ -164,7 +168,9 @@ def _outputs(features: NetworkFeatures, inputs: Inputs) -> Float[Tensor, "N K"]:
     outputs = features.outputs(inputs)
     if not outputs.isfinite().all():
         row = int((~outputs.isfinite()).any(1).nonzero()[0])
-        raise InputError(f"The network's output for example {row} holds NaN or infinity. Look at that example.")
+        raise InputError(
+            f"network: expected finite outputs; got NaN or infinity for example {row}. Check that example."
+        )
     return outputs
 
 

@@ -1,4 +1,4 @@
-"""One Gaussian over the weights: the prior, a Laplace approximation, q_t, (m_t, V_t) and the posterior alike."""
+"""A Gaussian over the weights: the class of the prior, a Laplace approximation, q_t, (m_t, V_t) and the posterior."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from dnn2gp.weights.structures import DiagonalPrecision, Precision
 
 @dataclass(frozen=True, eq=False)
 class Gaussian:
-    """N(w | μ, Σ), known by its mean μ and its precision Σ⁻¹."""
+    """N(w | μ, Σ), given by its mean μ and its precision Σ⁻¹."""
 
     mean: Float[Tensor, " P"]
     precision: Precision
 
     def __post_init__(self) -> None:
-        """Refuse a mean and a precision of different sizes."""
+        """Check that the mean and the precision have the same size."""
         if len(self.mean) != self.precision.size:
-            raise InputError(f"A mean of {len(self.mean)} weights but a precision of {self.precision.size}.")
+            raise InputError(
+                f"Gaussian: expected a mean and a precision of the same size; got a mean of {len(self.mean)} weights "
+                f"but a precision of {self.precision.size}."
+            )
 
     def __repr__(self) -> str:
         return f"Gaussian({len(self.mean)} weights, {self.precision.structure.name} precision)"

@@ -37,8 +37,9 @@ def check_rate(name: str, value: float) -> float:
     """β ∈ (0, 1]."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise InputError(
-            f"{name}: expected a learning rate in (0, 1], the weight of the new curvature and gradient; got {value!r}. "
-            "It is the β of Eqs. (11) and (12) on the summed loss, which is not Adam's learning rate: try 0.1."
+            f"{name}: expected a learning rate in (0, 1], the weight of the new curvature and gradient; got "
+            f"{value!r}. It is the β of Eqs. (11) and (12) for the summed loss, which is not comparable with Adam's "
+            "learning rate: try 0.1."
         )
     return value
 
@@ -55,12 +56,14 @@ def check_step_settings(num_data: int, num_samples: int, momentum: float, temper
     if isinstance(num_data, bool) or not isinstance(num_data, int) or num_data < 1:
         raise InputError(f"num_data: expected N ≥ 1, the total number of training examples; got {num_data!r}.")
     if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 0:
-        raise InputError(f"num_samples: expected an integer ≥ 0, where 0 means at the mean; got {num_samples!r}.")
+        raise InputError(f"num_samples: expected an integer ≥ 0, where 0 evaluates at the mean; got {num_samples!r}.")
     if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
         raise InputError(f"momentum: expected a number in [0, 1); got {momentum!r}.")
     check_positive("temperature", temperature)
     if antithetic and num_samples % 2:
-        raise InputError(f"antithetic samples come in pairs: expected an even num_samples; got {num_samples}.")
+        raise InputError(
+            f"num_samples: expected an even number, because antithetic samples come in pairs; got {num_samples}."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +97,7 @@ class BegunStep:
 
 @dataclass(frozen=True, eq=False)
 class OnlineNewton:
-    """A method of the family, for one network, likelihood, prior and number of data.
+    """A method of the family, for one network, likelihood, prior and number of examples.
 
     num_samples  S samples of q_t at which gradient and curvature are evaluated; 0: at the mean (ON, OGGN, OGN)
     """
@@ -139,7 +142,7 @@ class OnlineNewton:
         check_rate("beta", beta)
         batches = [batch] if isinstance(batch, Data) else list(batch)
         if not batches:
-            raise InputError("batch: expected some data; got an empty list.")
+            raise InputError("batch: expected at least one batch; got an empty list.")
         step = self.begin(state, generator)
         for each in batches:
             step = self.add(step, each)
@@ -193,15 +196,15 @@ class OnlineNewton:
             move = precision.solve(momentum[:, None] / weight)[:, 0]
         except NotPositiveDefiniteError as error:
             raise NotPositiveDefiniteError(
-                f"Step {state.step + 1}: {error} The curvature is the {self.curvature.name} of this batch. Lower the "
-                "rate of the precision, raise the prior precision or the initial precision, or use a method whose "
-                "curvature is never negative (VOGGN, OGGN, VOGN, OGN). The state before this step is intact."
+                f"Step {state.step + 1}: {error} The curvature is the {self.curvature.name} of this batch. Lower "
+                "precision_lr, raise the prior precision or the initial precision, or use a method whose curvature "
+                "is never negative (VOGGN, OGGN, VOGN, OGN). The state before this step is intact."
             ) from error
         mean = (state.mean.double() - beta * move).to(state.mean.dtype)
         if not mean.isfinite().all():
             raise DivergedError(
-                f"Step {state.step + 1} would make weights NaN or infinite. The state before it is intact: lower lr "
-                "or precision_lr, or raise the initial precision or the prior precision."
+                f"Step {state.step + 1} would make weights NaN or infinite. The state before this step is intact. "
+                "Lower lr or precision_lr, or raise the initial precision or the prior precision."
             )
         after = State(mean, precision, momentum.to(state.mean.dtype), weight, state.step + 1)
         return after, StepInfo(self, state.step, step.samples, step.batches, beta, evaluation, gradient)
@@ -224,7 +227,7 @@ class OnlineNewton:
         return (mean + (torch.cat([moves, -moves]) if self.antithetic else moves)).contiguous()
 
     def look(self, state: State, batch: Data, beta: float, generator: torch.Generator | None = None) -> Sites:
-        """What a step from q_t would see on these examples, without taking it."""
+        """What a step from q_t would see on these examples, without taking the step."""
         return Sites(self, state.step, self.sample(state, generator), (batch,), check_rate("beta", beta))
 
     def scale(self, count: int) -> float:
@@ -236,7 +239,7 @@ class OnlineNewton:
         if count > self.num_data:
             raise InputError(
                 f"num_data: expected N, the total number of training examples; got {self.num_data}, but a step sees "
-                f"{count}. The sums over a step are scaled by N / M, so pass the true N."
+                f"{count}. Sums over a step are scaled by N / M, so pass the true N."
             )
 
     def prior(self, state: State, beta: float) -> Gaussian:
@@ -269,15 +272,15 @@ class OnlineNewton:
         what = f"the loss of example {bad[0]} of it" if bad else "its gradient or curvature"
         return DivergedError(
             f"Step {step.state.step + 1}, batch {len(step.batches) + 1} of the step ({batch.num_examples} examples): "
-            f"{what} is NaN or infinite. The state before this step is intact and can be saved. Check the batch, lower "
-            "lr or precision_lr, or raise the initial precision or the prior precision: steps are then smaller, and "
-            "samples closer to the mean."
+            f"{what} is NaN or infinite. The state before this step is intact and can be saved. Check the batch, "
+            "lower lr or precision_lr, or raise the initial precision or the prior precision, which makes steps "
+            "smaller and keeps samples closer to the mean."
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """What Theorem 2 needs to know of a step from q_t: the samples of q_t, the examples, and β."""
+    """What Theorem 2 needs to know about a step from q_t: the samples of q_t, the examples, and β."""
 
     method: OnlineNewton
     step: int
@@ -328,7 +331,7 @@ def first_precision(
     if structure == Diagonal():
         return DiagonalPrecision(values)
     size = len(mean)
-    instead = "It is for small networks: use VOGN or OGN (diagonal), or freeze layers (requires_grad_(False))."
+    instead = "For larger networks, use VOGN or OGN (diagonal), or freeze layers (requires_grad_(False))."
     require(_MATRICES * 8 * size**2, budget, f"A dense precision of {size} weights", instead)
     return DensePrecision(torch.diag(values.double()))
 
@@ -338,7 +341,7 @@ _MATRICES = 5  # the precision before and after the step, its Cholesky factor, t
 
 def _evaluated(step: BegunStep) -> Evaluation:
     if step.evaluation is None:
-        raise InputError("step: expected a step with at least one batch; call add(step, batch) first.")
+        raise InputError("step: expected a step with at least one batch; got none. Call add(step, batch) first.")
     return step.evaluation
 
 

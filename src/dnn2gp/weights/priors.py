@@ -1,4 +1,4 @@
-"""The prior N(w | 0, diag(δ)⁻¹): δ as one number, one a layer, or one a weight."""
+"""The prior N(w | 0, diag(δ)⁻¹), where δ is one number, one per layer, or one per weight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PriorPrecision: TypeAlias = "float | int | Tensor | Mapping[str, float] | Mappin
 
 
 def expand_precision(prior_precision: PriorPrecision, layout: Layout, like: Tensor) -> Float[Tensor, " P"]:
-    """δ for each weight, from a number, a mapping layer → δ, or a tensor with one entry a layer or a weight."""
+    """δ for each weight, from a number, a mapping layer → δ, or a tensor with one entry per layer or per weight."""
     layers = layout.layers
     if isinstance(prior_precision, Mapping):
         prior_precision = _from_mapping(prior_precision, list(layers))
@@ -26,8 +26,8 @@ def expand_precision(prior_precision: PriorPrecision, layout: Layout, like: Tens
     if bad.any():
         raise InputError(
             f"prior_precision: expected δ > 0 and finite in {like.dtype}; got {value[bad][0].item():g} "
-            f"({int(bad.sum())} of {value.numel()} entries are not). δ of weight decay λ is N · λ: see "
-            "precision_from_weight_decay."
+            f"({int(bad.sum())} of {value.numel()} entries are invalid). For weight decay λ on a mean loss, δ = N λ: "
+            "see precision_from_weight_decay."
         )
     if value.ndim == 0:
         return value.expand(layout.num_weights).clone()
@@ -36,8 +36,8 @@ def expand_precision(prior_precision: PriorPrecision, layout: Layout, like: Tens
     if value.shape == (len(layers),):
         return layout.expand(value)
     raise InputError(
-        f"prior_precision: expected a scalar, {len(layers)} entries (one a layer: {list(layers)}) or "
-        f"{layout.num_weights} entries (one a weight); got shape {tuple(value.shape)}."
+        f"prior_precision: expected a scalar, {len(layers)} entries (one per layer: {list(layers)}) or "
+        f"{layout.num_weights} entries (one per weight); got shape {tuple(value.shape)}."
     )
 
 
@@ -51,7 +51,7 @@ def _from_mapping(prior_precision: Mapping[str, object], layers: list[str]) -> F
 
 
 def _real(value: object, expected: str) -> Tensor:
-    """A number or tensor as a tensor; bool and complex are no precisions."""
+    """A number or tensor as a tensor; bool and complex values are rejected."""
     if isinstance(value, Real) and not isinstance(value, bool):
         return torch.tensor(float(value), dtype=torch.float64)
     if isinstance(value, Tensor) and not value.is_complex() and value.dtype != torch.bool:
@@ -73,9 +73,9 @@ def precision_from_weight_decay(
     """
     if not weight_decay > 0 or num_examples < 1 or num_outputs < 1 or (sigma is not None and not sigma > 0):
         raise InputError(
-            "expected weight_decay > 0, num_examples ≥ 1, num_outputs ≥ 1 and sigma > 0; got "
-            f"{weight_decay}, {num_examples}, {num_outputs} and {sigma}. Without weight decay the loss has no prior: "
-            "choose a small δ, or retrain with weight decay."
+            "precision_from_weight_decay: expected weight_decay > 0, num_examples ≥ 1, num_outputs ≥ 1 and sigma > "
+            f"0; got {weight_decay}, {num_examples}, {num_outputs} and {sigma}. Without weight decay, the loss has "
+            "no prior: choose a small δ, or retrain with weight decay."
         )
     precision = weight_decay * num_examples * num_outputs
     return precision if sigma is None else precision / (2 * sigma**2)

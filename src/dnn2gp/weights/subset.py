@@ -1,4 +1,4 @@
-"""Which weights get a posterior: all that require a gradient, or a subset of them; the rest stay where they are."""
+"""Which weights get a posterior: all that require a gradient, or a subset of them; the rest stay fixed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAST_LAYER = "last layer"
 
 
 def subset_names(network: Network, subset: object, inputs: Inputs, module: nn.Module) -> list[str]:
-    """The names of the weights that `subset` means, in the order of the network that wraps `module`.
+    """The names of the weights that `subset` selects, in the order of the network that wraps `module`.
 
     "last layer" is the layer whose weights are used last in the forward pass; otherwise names of modules or of weights
     as in network.named_modules() and network.named_parameters(), or the modules themselves.
@@ -45,19 +45,22 @@ def _matching(network: Network, entry: object, module: nn.Module) -> set[str]:
     if isinstance(entry, nn.Module):
         found = [name for name, part in module.named_modules() if part is entry]
         if not found:
-            raise InputError(f"subset: {type(entry).__name__} is not a part of the network. {_known(network.layout)}")
+            raise InputError(
+                f"subset: expected a module of the network; got a {type(entry).__name__} that is not part of it. "
+                f"{_known(network.layout)}"
+            )
         entry = found[0]
     if not isinstance(entry, str):
         raise InputError(f"subset: expected names of layers, or modules; got {entry!r}. {_known(network.layout)}")
     matching = {name for name in names if name == entry or name.startswith(f"{entry}.") or entry == ""}
     if not matching:
-        raise InputError(f"subset: no trainable weight belongs to {entry!r}. {_known(network.layout)}")
+        raise InputError(f"subset: expected a layer with trainable weights; got {entry!r}. {_known(network.layout)}")
     return matching
 
 
 @torch.inference_mode(False)
 def _last_layer(network: Network, inputs: Inputs) -> list[str]:
-    """The layer of the last function that weights go into and that the outputs depend on."""
+    """The layer of the last function that takes weights and that the outputs depend on."""
     flat = network.weights.detach().clone()
     recorder = UseRecorder(FlatWeights(flat))
     with torch.enable_grad():
@@ -67,7 +70,7 @@ def _last_layer(network: Network, inputs: Inputs) -> list[str]:
             reached = [result for result in results if result.requires_grad]
             if reached and _depends(outputs, reached):
                 return _layer_of([recorder.weights.extent(weight) for weight in given], network.layout)
-    raise InputError(f"subset: the last layer was not found; name it. {_known(network.layout)}")
+    raise InputError(f"subset: the last layer was not found. Give its name. {_known(network.layout)}")
 
 
 def _depends(outputs: Tensor, results: list[Tensor]) -> bool:
@@ -76,7 +79,7 @@ def _depends(outputs: Tensor, results: list[Tensor]) -> bool:
 
 
 def _layer_of(parts: list[slice], layout: Layout) -> list[str]:
-    """All weights of the modules that own these, and of what is inside them (a parametrisation, say)."""
+    """All weights of the modules that own these, and of their submodules (such as a parametrisation)."""
     touched = [n for n, own in layout.ranges.items() if any(own.start < p.stop and p.start < own.stop for p in parts)]
     prefixes = {name.rpartition(".")[0] for name in touched}
     inside = [name for name in layout.names if any(prefix and name.startswith(f"{prefix}.") for prefix in prefixes)]

@@ -238,8 +238,8 @@ def test_package_data(name: str) -> None:
         ({"images": np.zeros((0, 5, 6), np.uint8)}, "of 1 or more"),
         ({"labels": np.zeros(11, int)}, "labels: expected 12 integers"),
         ({"labels": np.zeros(12)}, "labels: expected 12 integers"),
-        ({"labels": np.full(12, 3)}, "labels: expected positions among the 3 classes"),
-        ({"predictions": np.full(12, -1)}, "predictions: expected positions"),
+        ({"labels": np.full(12, 3)}, "labels: expected class indices from 0 to 2"),
+        ({"predictions": np.full(12, -1)}, "predictions: expected class indices"),
         ({"probabilities": np.full(12, 1.5)}, "probabilities: expected numbers between 0 and 1"),
         ({"epistemic": np.full(12, np.nan)}, "epistemic: expected finite numbers"),
         ({"aleatoric": np.zeros((12, 2))}, r"aleatoric: expected floats of shape \(12,\)"),
@@ -258,7 +258,7 @@ def test_bad_examples(changes: dict, words: str) -> None:
         (np.zeros((11, 2)), ("a", "b"), r"expected floats of shape \(12, 2\)"),
         (np.full((12, 1), np.inf), ("a",), "expected finite numbers"),
         (np.full((12, 1), 1e300), ("a",), "range of float32"),
-        (np.zeros((12, 0)), (), "expected one name or more"),
+        (np.zeros((12, 0)), (), "expected at least one name"),
     ],
 )
 def test_bad_maps(values: np.ndarray, columns: tuple[str, ...] | None, words: str) -> None:

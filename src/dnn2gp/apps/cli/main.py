@@ -52,7 +52,7 @@ def reproduce(
     preset: PaperPresetOption = PaperPreset.paper,
     out: Out = Path("dnn2gp-figures"),
     resume: Annotated[
-        bool, typer.Option("--resume", help="Keep what is finished in --out, and compute the rest.")
+        bool, typer.Option("--resume", help="Keep the finished figures in --out and compute the rest.")
     ] = False,
 ) -> None:
     """Reproduce figures of the paper on its data.

@@ -1,4 +1,4 @@
-"""What commands share: options, numbers in lists, and how errors are shown."""
+"""What the commands share: options, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FAILED, _INTERRUPTED = 1, 130
 _SMOKE = "smoke: a much smaller run, to check that everything works."
 Config = TypeVar("Config")
 
-Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for all files; created if it does not exist.")]
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Random seed; the same seed gives the same numbers.")]
+Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder; created if it does not exist.")]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Random seed; the same seed gives the same results.")]
 
 
 class Preset(str, Enum):
-    """The size of a demo or a tuning."""
+    """The size of a demo or a tuning run."""
 
     default = "default"
     smoke = "smoke"
@@ -42,7 +42,7 @@ PaperPresetOption = Annotated[PaperPreset, typer.Option(help=f"paper: the sizes 
 
 
 def changed(config: Config, **options: object) -> Config:
-    """The configuration with the options that were given, those that are not None."""
+    """The configuration, changed by the options that are not None."""
     given = {name: value for name, value in options.items() if value is not None}
     return replace(config, **given)  # pyright: ignore[reportArgumentType, reportCallIssue] (any dataclass)
 

@@ -20,7 +20,7 @@ class Method(str, Enum):
     adam = "adam"
 
 
-Data = Annotated[str, typer.Argument(metavar="DATA", help="The data set; so far only mnist.")]
+Data = Annotated[str, typer.Argument(metavar="DATA", help="The data set; only mnist is supported so far.")]
 Optimizer = Annotated[Method, typer.Option(help="The training method.")]
 Compare = Annotated[
     list[Method] | None,
@@ -45,7 +45,7 @@ InitialPrecision = Annotated[
     typer.Option(metavar="X", help="Initial precision of q (VOGN, OGN). [default: N / (10 T) for N examples]"),
 ]
 PriorPrecision = Annotated[
-    float | None, typer.Option(metavar="δ", help="Precision δ of the prior, relative to the summed loss. [default: 3]")
+    float | None, typer.Option(metavar="δ", help="Prior precision δ, for the summed loss. [default: 3]")
 ]
 Temperature = Annotated[
     float | None, typer.Option(metavar="T", help="Temperature T of the posterior p(D|w)^(1/T) p(w). [default: 1]")

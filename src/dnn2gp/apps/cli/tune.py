@@ -32,8 +32,8 @@ Width = Annotated[
     list[str] | None,
     typer.Option(
         metavar="N,...",
-        help="Hidden units per layer to try, such as 2,5,10. [default: those of 2,5,10,20,50 that do not give too many "
-        "weights]",
+        help="Hidden units per layer to try, such as 2,5,10. [default: 2,5,10,20,50, without those that give too "
+        "many weights]",
     ),
 ]
 Depth = Annotated[
@@ -49,7 +49,7 @@ Drop = Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="A column
 DropConstant = Annotated[bool, typer.Option("--drop-constant", help="Leave out constant columns.")]
 Categorical = Annotated[
     list[str] | None,
-    typer.Option(metavar="COLUMN", help="A column whose numbers are names, such as codes. Repeatable."),
+    typer.Option(metavar="COLUMN", help="A numeric column to treat as categories, such as codes. Repeatable."),
 ]
 TestShare = Annotated[
     float, typer.Option(metavar="SHARE", help="Share of the rows held out as test rows for the report; 0 for none.")

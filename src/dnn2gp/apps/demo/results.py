@@ -61,8 +61,8 @@ def report(result: DemoResult, config: DemoConfig) -> Group:
 def _scores_table(scores: dict[str, Scores]) -> Table:
     caption = (
         "Confidence is the mean probability of the predicted class; the rotated digits are turned by 90°. Averaging "
-        "over the posterior (probit, Monte Carlo) lowers the confidence: too much on ordinary digits, and rightly on "
-        "rotated ones, on which the network alone stays confident."
+        "over the posterior (probit, Monte Carlo) lowers the confidence. On ordinary digits it lowers it too much; "
+        "on rotated ones, where the network alone stays confident, the lower confidence is justified."
     )
     table = Table(title="Predictions on the test digits", caption=caption)
     for column in ("", "accuracy", "NLL", "ECE", "confidence", "confidence, rotated"):
@@ -87,7 +87,7 @@ def _evidence_table(evidence: Evidence) -> Table:
 
 
 def _costs_table(result: DemoResult) -> Table:
-    table = Table(title="Exact inference, in the cheaper of two spaces", show_header=False)
+    table = Table(title="Exact inference in the cheaper of the two spaces", show_header=False)
     for cost in result.costs:
         used = cost.space == result.space
         table.add_row("used" if used else "", str(cost), style="bold" if used else "dim")

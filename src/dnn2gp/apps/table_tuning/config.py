@@ -27,9 +27,9 @@ class TableTuningConfig:
     repeats: int = 3
     """Training runs per setting, which differ in their initial weights."""
     restarts: int = 4
-    """Random starts per training; the one with the largest evidence is kept."""
+    """Random starts per training run; the one with the largest evidence is kept."""
     max_rounds: int = 20
-    """The largest number of rounds per training; each trains the weights and then chooses δ and σ."""
+    """The largest number of rounds per training run; each trains the weights and then chooses δ and σ."""
     test_share: float = 0.2
     """The share of the rows that is held out as test rows and not used for any choice; 0: none."""
     max_rows: int | None = None
@@ -37,12 +37,12 @@ class TableTuningConfig:
     predict: Path | None = None
     """A table to predict."""
     impute: bool = False
-    """Fill in missing cells rather than refuse them."""
+    """Fill in missing cells instead of raising an error."""
     drop_constant: bool = False
-    """Leave out constant columns rather than refuse them."""
+    """Leave out constant columns instead of raising an error."""
     drop: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
-    """Columns whose numbers are names."""
+    """Numeric columns to treat as categories."""
     jobs: int | None = None
     """The number of processes; None: one per processor."""
     seed: int = 0
@@ -65,9 +65,7 @@ class TableTuningConfig:
         """Raise an `InputError` for invalid settings, before anything is read."""
         for name, values in (("width", self.widths or (1,)), ("depth", self.depths)):
             if not values or min(values) < 1 or len(set(values)) < len(values):
-                raise InputError(
-                    f"{name}: expected different numbers of at least 1; got {', '.join(map(str, values))}."
-                )
+                raise InputError(f"{name}: expected distinct integers ≥ 1; got {', '.join(map(str, values))}.")
         if self.activation not in ACTIVATIONS:
             raise InputError(f"activation: expected one of {', '.join(ACTIVATIONS)}; got {self.activation!r}.")
         if self.task not in TASKS:

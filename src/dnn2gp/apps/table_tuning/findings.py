@@ -1,4 +1,4 @@
-"""The findings of a tuning in words, for the terminal and the report."""
+"""The findings of a tuning run in words, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def notes(
     if widths_left_out:
         left = ", ".join(map(str, widths_left_out))
         found.append(
-            f"The usual widths {left} were left out because they make too many weights. Ask for them with --width."
+            f"The default widths {left} were skipped because they give too many weights. To try them, pass --width."
         )
     if config.max_rows is not None:
         found.append(f"Only the first {len(problem.table)} rows were used (preset smoke).")
@@ -84,12 +84,12 @@ def notes(
         )
     if fitted.at_edge:
         found.append(
-            "The evidence has no maximum within the range of δ and σ: the columns either say nothing about the target "
-            "or explain it without noise."
+            "The evidence has no maximum within the range of δ and σ: the columns either say nothing about the "
+            "target or predict it without noise."
         )
     diverged = sum(not isfinite(trial.evidence) for trial in tuning.trials)
     if diverged:
-        found.append(f"{diverged} of {len(tuning.trials)} trainings diverged. Their settings were not chosen.")
+        found.append(f"{diverged} of {len(tuning.trials)} training runs diverged. Their settings were not chosen.")
     return found
 
 

@@ -108,9 +108,9 @@ def widths_of(config: TableTuningConfig, num_inputs: int, num_outputs: int) -> t
     largest = max(kept)
     if weights(largest) > _MOST_WEIGHTS:
         raise InputError(
-            f"width: {largest} hidden units, {num_inputs} inputs and depth {max(config.depths)} make "
-            f"{weights(largest):,} weights; expected at most {_MOST_WEIGHTS:,}. Use a smaller --width or --depth, or "
-            "--drop columns with many categories."
+            f"width: expected a network with at most {_MOST_WEIGHTS:,} weights; got {weights(largest):,} weights, "
+            f"from {largest} hidden units, {num_inputs} inputs and depth {max(config.depths)}. Use a smaller --width "
+            "or --depth, or --drop columns with many categories."
         )
     return kept, [width for width in USUAL_WIDTHS if config.widths is None and width not in kept]
 
@@ -122,7 +122,9 @@ def _table(config: TableTuningConfig) -> tuple[Table, str]:
     else:
         table = read_table(config.data)
     if config.target is None and config.data is not None:
-        raise InputError(f"target: which column is to be predicted? Give --target, one of: {', '.join(table.names)}.")
+        raise InputError(
+            f"target: expected the column to predict; got none. Give --target, one of: {', '.join(table.names)}."
+        )
     table = table if config.max_rows is None else table.first(config.max_rows)
     return table, "target" if config.target is None else config.target
 

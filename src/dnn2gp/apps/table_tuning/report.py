@@ -1,4 +1,4 @@
-"""What a tuning reports: one HTML file with all pictures, and a table for the terminal."""
+"""The report of a tuning run: one HTML file with all pictures, and a table for the terminal."""
 
 from __future__ import annotations
 
@@ -156,18 +156,18 @@ def _story(report: Report) -> list[str]:
     return [
         f"{data_words(problem)} Target: {problem.target} ({config.task}). Numeric columns were standardised and "
         f"categorical columns one-hot encoded.{scaled}{test}",
-        f"Every setting was trained {often} on {len(problem.training):,} rows, from {starts} each time. Every training "
-        f"alternated between the weights and {tuned}, chosen by the log evidence (log marginal likelihood) of "
-        f"the training rows. The setting with the largest mean evidence was then trained on all "
-        f"{len(problem.table):,} rows. That is the saved model.",
+        f"Every setting was trained {often} on {len(problem.training):,} rows, from {starts} each time. Every "
+        f"training run alternated between updating the weights and choosing {tuned} by the log evidence (log "
+        "marginal likelihood) of the training rows. The setting with the largest mean evidence was then trained on "
+        f"all {len(problem.table):,} rows. That is the saved model.",
     ]
 
 
 def _units(report: Report) -> str:
     return (
-        f"Mean ± standard error over the repeats. {report.task.short_label}: {report.task.error_label}. Log evidence: "
-        "of all training rows, in nats, with a numeric target standardised. Test log likelihood: per row, in nats, in "
-        "the units of the target. The chosen setting is in bold."
+        f"Mean ± standard error over the repeats. {report.task.short_label}: {report.task.error_label}. Log "
+        "evidence: of all training rows, in nats, with numeric targets standardised. Test log likelihood: per row, "
+        "in nats, in the units of the target. The chosen setting is in bold."
     )
 
 

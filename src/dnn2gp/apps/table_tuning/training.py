@@ -40,7 +40,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class TableEffort:
-    """The effort of a training."""
+    """The effort of a training run."""
 
     restarts: int
     max_rounds: int
@@ -85,7 +85,7 @@ class TableFit:
         return self.effort.train(self.architecture(width, depth), self.training, self.task, repeat)
 
     def __call__(self, width: int, depth: int, repeat: int) -> dict[str, float]:
-        """The evidence, the errors, δ and σ; the evidence of a training that diverged is −∞."""
+        """The evidence, the errors, δ and σ; the evidence of a training run that diverged is −∞."""
         try:
             fitted = self.train(width, depth, repeat)
             gp = converted(fitted, self.training)

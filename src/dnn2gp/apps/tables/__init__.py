@@ -1,4 +1,4 @@
-"""Tables of users: read from a file, checked, and encoded by scikit-learn as the numbers that a network takes."""
+"""Users' tables: read from a file, checked, and encoded by scikit-learn as numbers for a network."""
 
 from dnn2gp.apps.tables.columns import TASKS, ClassTarget, Columns, NumberTarget, Target, choose_columns
 from dnn2gp.apps.tables.encoding import Encoder

@@ -1,4 +1,4 @@
-"""The columns of a table: numeric, categorical or refused; and the one to predict, a standardised number or a class."""
+"""The columns of a table: numeric, categorical or rejected; and the target, a standardised number or a class."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def choose_columns(
     Args:
         table: The user's table.
         target: The column to predict.
-        categorical: Columns whose numbers are names, such as codes.
+        categorical: Numeric columns to treat as categories, such as codes.
         drop: Columns to leave out.
-        drop_constant: Leave out columns in which all cells are the same; otherwise they are refused.
+        drop_constant: Leave out columns in which all cells are the same; otherwise they raise an error.
 
     Raises:
         InputError: For a column that says nothing (constant, an id, free text), has no name, or holds dates.
@@ -120,8 +120,8 @@ def _categories(table: Table, name: str) -> tuple[str, ...]:
     count = texts.nunique()
     if count == len(texts) > _FEW:
         raise InputError(
-            f"{table.name}: every cell of column {name!r} has a different text, from which nothing can be learnt. If "
-            f"it is an id, leave it out with --drop {name!r}."
+            f"{table.name}: every cell of column {name!r} has a different text, from which nothing can be learned. "
+            f"If it is an id, leave it out with --drop {name!r}."
         )
     if count > MAX_CATEGORIES:
         raise InputError(
@@ -245,7 +245,7 @@ def _check_numeric(table: Table, name: str) -> None:
     different = table.texts(name).dropna().drop_duplicates()
     others = different[np.isnan(as_numbers(different))].tolist()
     if 2 * len(others) < len(different):
-        return  # a few cells that are not numbers are refused by their position
+        return  # a few cells that are not numbers are reported by their position
     raise InputError(
         f"{table.name}: the target {name!r} holds text ({named(others)}), but a regression predicts numbers. To "
         "predict which text it is, use --task classification."

@@ -31,7 +31,7 @@ class Encoder:
     target: Target
     transformer: ColumnTransformer
     impute: bool
-    """Whether missing cells are filled (by the median or the most frequent category) rather than refused."""
+    """Whether missing cells are filled (by the median or the most frequent category) instead of raising an error."""
 
     @staticmethod
     def fit(table: Table, columns: Columns, target: Target, rows: np.ndarray, *, impute: bool = False) -> Encoder:

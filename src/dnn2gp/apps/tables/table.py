@@ -82,7 +82,7 @@ class Table:
         return values
 
     def refuse(self, name: str, bad: np.ndarray, words: str) -> None:
-        """Raise an `InputError` for the first of the rows whose cell in a column is bad, if any is."""
+        """Raise an `InputError` for the first of the rows whose cell in a column is invalid, if any is."""
         rows = np.flatnonzero(bad)
         if len(rows):
             cell = self.texts(name)[rows[0]]

@@ -56,7 +56,7 @@ Parts = tuple[slice, ...]
 
 
 class Block(ABC):
-    """J of n examples (R rows each) with respect to the weights of `parts`, stored in whatever form makes it small.
+    """J of n examples (R rows each) with respect to the weights of `parts`, stored in a compact form.
 
     `parts` are ranges of the flat weight vector w; a block's own order of weights is that of its parts, one after the
     other. Products of two blocks are those of the same weights at two sets of examples. A common factor of all entries

@@ -66,7 +66,7 @@ class Lookup(Block):
         return self._with(torch.cat([self.index, *(o.index for o in same)]), torch.cat([self.G, *(o.G for o in same)]))
 
     def scaled(self, scales: Sequence[float]) -> Lookup:
-        """A common scale, since a table is one part."""
+        """A common scale, because a table is a single part."""
         return Lookup(self.index, self.G, self.parts, self.num_entries, self.scale * scales[0])
 
     def rows(self) -> Float[Tensor, "n R p"]:
@@ -74,7 +74,7 @@ class Lookup(Block):
         return self._over(torch.arange(self.num_entries, device=self.G.device)).rows()
 
     def together(self, other: Block) -> Iterator[tuple[Rows, Rows]]:
-        """Rows over the entries that both look up, so many at a time that these rows are not larger than G."""
+        """Rows over the entries that both look up, as many at a time as keep these rows no larger than G."""
         if not isinstance(other, Lookup):
             yield Rows(self.rows(), self.parts), Rows(other.rows(), self.parts)
             return

@@ -95,7 +95,7 @@ class Outer(Piece):
         return self._explicit().rows()
 
     def together(self, other: Block) -> Iterator[tuple[Piece, Piece]]:
-        """The factors; or if rows are cheaper, those of a few output channels at a time, in buffers that fit caches."""
+        """The factors or, if cheaper, rows of a few output channels at a time, in buffers that fit into the cache."""
         if not isinstance(other, Outer) or other.arrangement != self.arrangement:
             yield from self._explicit().together(other)
         elif not self._rows_are_cheaper(other):

@@ -1,1 +1,1 @@
-"""The memory budget: the size of chunks, plans, and results larger than the memory. Start with `chunked.py`."""
+"""The memory budget: chunk sizes, plans, and results that are larger than the memory. Start with `chunked.py`."""

@@ -20,7 +20,7 @@ from dnn2gp.network.inputs import Inputs, differentiable, leaves, num_examples, 
 from dnn2gp.support.memory import chunks, default_budget, require, room
 from dnn2gp.support.progress import track
 
-# The most examples of a chunk.
+# The largest number of examples in a chunk.
 _CHUNK = 256
 # The most rows per example with which memory is measured, and the share of the budget that their factors may have: two
 # and three examples, and as much again while they are made.
@@ -29,8 +29,8 @@ _TRIED = 10
 # The share of the budget that a trial may hold until the next one: several uses of it are often measured in a row.
 _LIGHT = 64
 FEWER = (
-    "Take fewer inputs at a time, freeze layers that need no uncertainty (requires_grad_(False)), or name those that "
-    "do (subset=)."
+    "Pass fewer inputs at a time, freeze layers that need no uncertainty (requires_grad_(False)), or name those "
+    "that do (subset=)."
 )
 
 
@@ -52,7 +52,7 @@ class Chunked(ABC):
     knowledge: Knowledge
 
     fewest: int = 1
-    """The number of examples that are computed at least, however few are asked for."""
+    """The smallest number of examples that are computed at once, even if fewer are requested."""
 
     @abstractmethod
     def factors(self, inputs: Inputs, cotangents: Cotangents | None = None, *, apart: bool = False) -> Factors:
@@ -64,7 +64,7 @@ class Chunked(ABC):
         """
 
     def least_bytes(self, inputs: Inputs, num_rows: int) -> int:
-        """A lower bound for the factors of one example with R rows, to refuse hopeless work before it is tried."""
+        """A lower bound for the factors of one example with R rows, to reject work that cannot fit before it starts."""
         return 0
 
     def operations(self, inputs: Inputs, num_rows: int) -> float:
@@ -78,7 +78,7 @@ class Chunked(ABC):
     def chunk(
         self, inputs: Inputs, num_rows: int | None = None, work: Work = MADE, *, fixed: int = 0, extra: int = 0
     ) -> int:
-        """Examples at a time for this work within the budget, besides `fixed` bytes and `extra` for each example."""
+        """Examples to process at a time within the budget, given `fixed` bytes and `extra` bytes per example."""
         rows, budget = self.num_outputs if num_rows is None else num_rows, self.budget()
         what = f"{work.name}, {'a single example' if self.fewest == 1 else f'{self.fewest} examples'} at a time,"
         what = f"{what} with the result" if fixed else what
@@ -139,11 +139,11 @@ class Chunked(ABC):
         return MemoryTrial.of(make)
 
     def fast_chunk(self, inputs: Inputs, num_rows: int) -> int:
-        """The most examples that are computed at once: more would not be faster, and caches would overflow."""
+        """The largest number of examples computed at once: more would not be faster, and would overflow the caches."""
         return _CHUNK
 
     def streamed_chunk(self, inputs: Inputs, num_rows: int) -> int:
-        """The same for a computation that goes through the examples once and meets no other examples meanwhile."""
+        """The same for a computation that goes through the examples once, without pairing them with others."""
         return self.fast_chunk(inputs, num_rows)
 
     def _factors(

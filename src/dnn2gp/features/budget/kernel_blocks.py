@@ -21,7 +21,7 @@ from dnn2gp.support.progress import track
 
 
 class KernelBuffer:
-    """A tensor that is written block by block. A file is never in memory as a whole, and appears when it is complete.
+    """A tensor that is written block by block. A file is never in memory as a whole, and appears once it is complete.
 
     The file is mapped anew for each block, so that only the pages of one block are in memory.
     """
@@ -35,7 +35,10 @@ class KernelBuffer:
         self.bytes = 0 if out is not None else size
         self._values: Tensor | None = None
         if self.out is None:
-            instead = "Take fewer inputs at a time, the trace or diagonal kernel, or out=FILE for a result on disk."
+            instead = (
+                "Pass fewer inputs at a time, use the trace or diagonal kernel, or write the result to disk with "
+                "out=FILE."
+            )
             require(size, budget, f"{what} of {' × '.join(map(str, shape))}", instead)
             self._values = torch.empty(shape, dtype=dtype, device=device)
         else:
@@ -109,9 +112,9 @@ class PairSide:
     """Bytes of examples while their factors are made."""
     make: Maker
     most: int = 128
-    """The most examples that are computed at once."""
+    """The largest number of examples that are computed at once."""
     fewest: int = 1
-    """The fewest examples that are computed at once."""
+    """The smallest number of examples that are computed at once."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class PairPlan:
     bytes: int
 
     def made(self, rows: int, columns: int | None) -> int:
-        """For how many examples factors are made in all, for rows × columns (None: a triangle of rows × rows)."""
+        """How many examples' factors are made in total, for rows × columns (None: a triangle of rows × rows)."""
         starts = range(0, rows, self.held)
         if columns is None:
             return rows + sum(rows - min(rows, start + self.held) for start in starts)

@@ -1,8 +1,8 @@
-"""How much memory a computation needs at its peak, measured while it does a little of the same work.
+"""The peak memory of a computation, measured on a small part of the same work.
 
 Everything that torch allocates is watched while the work is done for a few small numbers of examples. All runs allocate
 and free in the same order, so the size of each allocation is a polynomial in the number of examples n, and so is the
-sum of what is alive at any moment: the peak for any n is the largest of these. Nothing has to be known about layers.
+sum of what is alive at any moment: the peak for any n is the largest of these. No knowledge about layers is needed.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ class Peak:
         return Peak(_highest({*self.curves, *(_sum(curve, line) for curve in after.curves)}))
 
     def times(self, factor: float) -> Peak:
-        """This many times as much."""
+        """The peak times a factor."""
         return Peak(tuple(tuple(factor * value for value in curve) for curve in self.curves))
 
 
 def peak_of(work: Callable[[int], object]) -> Peak:
     """The peak of `work(n)`, whose allocations grow linearly with n; it is called for two examples and for three."""
     few, more = _watched(work, FEW), _watched(work, MORE)
-    if few.events != more.events:  # the first run may have done what is done once: look again
+    if few.events != more.events:  # the first run may include one-off work: measure again
         few = _watched(work, FEW)
-    if few.events != more.events:  # it does not do the same for both: count everything for each pair of examples
+    if few.events != more.events:  # the runs differ: count everything for each pair of examples
         return Peak(((0.0, _MARGIN * few.peak() / FEW), (_MARGIN * few.peak(), 0.0)))
     sizes = zip(few.sizes, more.sizes, strict=True)
     return _peak([_polynomial((FEW, MORE), pair) for pair in sizes], few.events)
@@ -90,7 +90,7 @@ def peak_of_pairs(work: Callable[[int, bool], object], factor: float = 1.0) -> P
 
 
 def _through_peaks(peaks: Sequence[int], factor: float) -> Peak:
-    """The parabola b·n + c·n² above three peaks, where the runs do not allocate alike."""
+    """A parabola b·n + c·n² above three peaks, for runs that do not make the same allocations."""
     _, _, curvature = _polynomial(_PAIRS, peaks)
     c = max(0.0, curvature)
     b = max((peak - c * count**2) / count for count, peak in zip(_PAIRS, peaks, strict=True))
@@ -165,7 +165,7 @@ class _Storages(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Without this, torch's compiler is imported for nothing, which takes a second."""
+        """Without this, torch's compiler is imported needlessly, which takes a second."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -218,7 +218,7 @@ def _gone(
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Memory is freed when it is given up, and not at other times."""
+    """Disable garbage collection, so that memory is freed only when it is released."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Planning a product before it is computed: what is done with the factors of a chunk, what it needs, and the chunks."""
+"""Planning a product before it is computed: the work on the factors of a chunk, the memory it needs, and the chunks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BlockSize:
         return BlockSize(block.parts, 0, held, block.size, 1, None, isinstance(block, Lookup))
 
     def least(self, rows: int) -> int:
-        """Numbers that the block has at least, in whichever form it is held."""
+        """The smallest number of entries of the block in any form."""
         return min(rows * self.p, self.a + rows * self.g)
 
     def operations(self, rows: int) -> float:
@@ -137,7 +137,7 @@ class Plan:
     def __str__(self) -> str:
         chunks = -(-self.num_examples // self.chunk)
         return (
-            f"{self.work} of {self.num_examples} examples: {chunks} chunks of {self.chunk}, "
-            f"{readable(self.bytes)} of the budget of {readable(self.budget)} (result {readable(self.result_bytes)}), "
-            f"{self.operations:.2g} operations"
+            f"{self.work} of {self.num_examples} examples: {chunks} chunks of {self.chunk}, {readable(self.bytes)} "
+            f"of a budget of {readable(self.budget)} (result {readable(self.result_bytes)}), {self.operations:.2g} "
+            "operations"
         )

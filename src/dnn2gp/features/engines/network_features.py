@@ -46,9 +46,9 @@ class NetworkFeatures(FeatureMap):
         *,
         must_move: bool = True,
     ) -> None:
-        """Features at `anchor` (default: the network's weights); a few of `inputs` show that f has derivatives.
+        """Features at `anchor` (default: the network's weights); `inputs` serve to check that f has derivatives.
 
-        `must_move`: refuse a network whose outputs do not depend on any weight for the first inputs.
+        `must_move`: reject a network whose outputs do not depend on any weight for the first inputs.
         """
         self.network = network
         self.anchor = network.weights if anchor is None else anchor
@@ -63,7 +63,7 @@ class NetworkFeatures(FeatureMap):
         return f"{type(self).__name__}({self.num_weights} weights, {self.num_outputs} outputs)"
 
     def at(self: Engine, anchor: Float[Tensor, " P"], network: Network | None = None) -> Engine:
-        """The same engine at other weights, or with other buffers; both know what either of them learns."""
+        """The same engine at other weights, or with other buffers; the two share what they learn."""
         moved = copy(self)
         moved.anchor, moved.network = anchor.contiguous(), network or self.network  # some of torch's rules need it
         return moved
@@ -222,20 +222,20 @@ class NetworkFeatures(FeatureMap):
         except RuntimeError as error:
             if "inplace operation" in str(error):
                 raise NetworkError(
-                    f"The network changes a tensor in place after a layer has used it ({error}), so the layer has no "
+                    f"network: it changes a tensor in place after a layer has used it ({error}), so the layer has no "
                     "derivative. Look for x.mul_(…), x += … or inplace=True on tensors that were used before."
                 ) from error
             raise NetworkError(
-                "The network's outputs do not depend on its trainable weights in a differentiable way "
-                f"({error}). Look for (a) detach(), .data, no_grad or argmax in forward, (b) layers without a "
-                "derivative."
+                f"network: its outputs do not depend on its trainable weights in a differentiable way ({error}). "
+                "Look for (a) detach(), .data, no_grad or argmax in forward, (b) layers without a derivative."
             ) from error
 
     def _check_dependence(self, inputs: Inputs) -> None:
-        """Refuse a network whose outputs do not depend on any weight (rounding in forward, dead units)."""
+        """Reject a network whose outputs do not depend on any weight (rounding in forward, dead units)."""
         few = take(inputs, slice(0, 32))
         if not self.vjp(few, self.anchor.new_ones(num_examples(few), self.num_outputs, 1)).any():
             raise NetworkError(
-                "No trainable weight changes the outputs: all derivatives are zero on the first examples. Look for "
-                "(a) round(), sign() or argmax in forward, (b) units that are all dead, (c) the wrong layers frozen."
+                "network: no trainable weight changes the outputs: all derivatives are zero on the first examples. "
+                "Look for (a) round(), sign() or argmax in forward, (b) units that are all dead, (c) layers frozen "
+                "by mistake."
             )

@@ -19,9 +19,9 @@ _WARNING_FILTERS = RLock()
 
 
 def attempt(function: Callable[[], Tensor]) -> Tensor | None:
-    """The result, or None where a layer lacks the rule for it, so that another implementation takes over.
+    """The result, or None if a layer lacks the necessary rule, so that another implementation is used.
 
-    Where torch.func warns that it loops over a layer for want of a batching rule, a plain loop serves as well.
+    Where torch.func warns that it loops over a layer that has no batching rule, a plain loop is just as good.
     """
     try:
         with _WARNING_FILTERS, warnings.catch_warnings():

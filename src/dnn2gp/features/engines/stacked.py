@@ -23,7 +23,7 @@ class _SeveralMaps(FeatureMap):
     def __init__(self, maps: Sequence[NetworkFeatures]) -> None:
         """One map for each of the S weights, all of one network."""
         if not maps:
-            raise InputError("maps: expected the features at one sample at the least; got none.")
+            raise InputError("maps: expected the features at one or more samples; got none.")
         first = maps[0]
         self.maps = tuple(maps)
         self.anchor, self.memory_budget, self.knowledge = first.anchor, first.memory_budget, first.knowledge

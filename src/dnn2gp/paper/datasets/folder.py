@@ -66,8 +66,8 @@ def check(content: bytes, expected: str, what: str, files: str, source: str) -> 
 def missing(what: str, files: str, why: str) -> InputError:
     """An error that says which files to put where."""
     return InputError(
-        f"{what}: {files} not found in {cache_folder()}, and {why}. Put {files} there, or set {VARIABLE} to their "
-        "folder."
+        f"{what}: {files} not found in {cache_folder()}, and {why}. Put {files} there, or set {VARIABLE} to the "
+        "folder that holds them."
     )
 
 

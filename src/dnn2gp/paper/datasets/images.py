@@ -112,8 +112,8 @@ def _read(path: Path, source: Source) -> list[np.ndarray]:
             arrays = [file[key] for key in _KEYS]
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise FileFormatError(
-            f"{path} is not a complete set of images ({_reason(error)}). Delete it to download it again, or replace it "
-            f"by an npz file with the arrays {', '.join(_KEYS)}."
+            f"{path} is not a complete set of images ({_reason(error)}). Delete it to download it again, or replace "
+            f"it with an npz file with the arrays {', '.join(_KEYS)}."
         ) from error
     for key, array in zip(_KEYS, arrays, strict=True):
         shape = source.shape if key.startswith("x") else ()

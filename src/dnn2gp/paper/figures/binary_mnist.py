@@ -1,4 +1,4 @@
-"""Fig. 4(c): LeNet-5 trained by VOGN on the digits 0 and 1 alone, and evaluated on all ten."""
+"""Fig. 4(c): LeNet-5 trained with VOGN on the digits 0 and 1 alone, and evaluated on all ten."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dnn2gp.plots.report.section import Claim
 
 
 def claims(arrays: Arrays, config: ImagesConfig) -> tuple[Claim, ...]:
-    """What the network makes of digits that it has never seen."""
+    """How the network treats digits that it has never seen."""
     found = []
     seen, digits = np.isin(arrays["labels"], config.classes), " and ".join(map(str, config.classes))
     for method in config.methods:
@@ -23,7 +23,7 @@ def claims(arrays: Arrays, config: ImagesConfig) -> tuple[Claim, ...]:
         certain = float((arrays[f"{method}_probabilities"][~seen].max(1) > 0.99).mean())
         found += [
             Claim(
-                f"test accuracy of LeNet-5 trained by VOGN on {digits}",
+                f"test accuracy of LeNet-5 trained with VOGN on {digits}",
                 "not stated",
                 f"{float(arrays[f'{method}_accuracy']):.2%}",
                 None,
@@ -76,7 +76,8 @@ FIGURE = FigureKind(
     name="binary_mnist",
     order=41,
     title="Fig. 4(c): trained on 0 and 1, evaluated on all digits",
-    caption="VOGN saw only the digits 0 and 1. Kernel and posterior mean of some images of every digit.",
+    caption="The network was trained with VOGN on the digits 0 and 1 only. The maps show the kernel and the posterior "
+    "mean for some images of every digit.",
     paper=_PAPER,
     smoke=_PAPER.smaller(),
     compute=image_figures.compute,

@@ -49,7 +49,7 @@ FIGURE = FigureKind(
     order=40,
     title="Figs. 4(a) and 7: LeNet-5 on MNIST",
     caption="Some training images of each digit. Kernel: tr J Jᵀ for Laplace, tr J Σ Jᵀ with the covariance Σ of q for "
-    "VI. Posterior mean: J μ, which is not the network's output, as the term f − J w is not part of it. δ refers to "
+    "VI. Posterior mean: J μ, which is not the network's output, because it lacks the term f − J w. δ refers to "
     "the summed loss, so it is N times the weight decay. The posterior is diagonal.",
     paper=_PAPER,
     smoke=_PAPER.smaller(),

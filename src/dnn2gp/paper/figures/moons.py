@@ -27,7 +27,7 @@ class MoonsConfig:
     width: int = 10
     prior_precision: float = 0.26
     restarts: int = 5
-    """Trainings from different initial weights; the one with the smallest loss is used."""
+    """Training runs from different initial weights; the one with the smallest loss is used."""
     max_iterations: int = 500
     resolution: int = 120
     """Points along each side of the plane."""

@@ -1,4 +1,4 @@
-"""Beyond the paper: a network trained on digits sees clothes. Does its epistemic uncertainty tell them apart?"""
+"""Beyond the paper: a network trained on digits is shown clothes. Does its epistemic uncertainty tell them apart?"""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _CHUNK = 250
 
 @dataclass(frozen=True)
 class OodConfig:
-    """The network of the MNIST figure, and how many test images of each set it sees."""
+    """The network of the MNIST figure, and the number of test images of each set."""
 
     network: ImagesConfig
     count: int = 10_000
-    """Test images of each set; by default all, as the first ones of MNIST are harder than the rest."""
+    """Test images of each set; by default all, because the first ones of MNIST are harder than the rest."""
     kernel_count: int = 150
     """Images of each set in the kernel between them."""
 
@@ -101,7 +101,7 @@ def auroc_error(arrays: Arrays, method: str, score: str) -> float:
 
 
 def claims(arrays: Arrays, config: OodConfig) -> tuple[Claim, ...]:
-    """Which score tells the two sets apart."""
+    """Which score separates the two sets."""
     found = []
     for method in config.network.methods:
         values = {score: (auroc(arrays, method, score), auroc_error(arrays, method, score)) for score in SCORES}
@@ -109,7 +109,7 @@ def claims(arrays: Arrays, config: OodConfig) -> tuple[Claim, ...]:
         training = {LAPLACE: "Adam, diagonal Laplace", VI: "VOGN"}[method]
         found.append(
             Claim(
-                f"{WORDS[method]} ({training}): which score tells clothes from digits",
+                f"{WORDS[method]} ({training}): which score separates clothes from digits",
                 "not in the paper",
                 f"AUROC (± 1 standard error): {words}",
                 None,
@@ -126,7 +126,7 @@ def draw(result: FigureResult) -> Drawings:
     order = np.lexsort([np.concatenate([own["digits"], own["clothes"]]), own["few_outside"]])  # by class within a set
     for method in methods_in(own):
         curves = [Roc(words, *_roc(own, method, score)) for score, words in SCORES.items()]
-        title = f"{WORDS[method]}: a network trained on digits sees clothes"
+        title = f"{WORDS[method]}: a network trained on digits is shown clothes"
         drawn[f"{method}-scores"] = outliers(
             own[f"{method}_{first}"], own["outside"], curves, names, SCORES[first], title
         )
@@ -165,7 +165,7 @@ def maps(result: FigureResult) -> tuple[InteractiveMap, ...]:
 FIGURE = FigureKind(
     name="ood",
     order=110,
-    title="Beyond the paper: a network trained on digits sees clothes",
+    title="Beyond the paper: a network trained on digits is shown clothes",
     caption="LeNet-5 trained on MNIST is evaluated on test images of MNIST and Fashion-MNIST. AUROC: the probability "
     "that an image of clothes has the larger score. Kernels are ordered by class within each set.",
     paper=OodConfig(ImagesConfig()),

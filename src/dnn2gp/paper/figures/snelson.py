@@ -186,7 +186,7 @@ def _stds(gps: list[Moments]) -> np.ndarray:
 
 
 def claims(arrays: Arrays, config: SnelsonConfig) -> tuple[Claim, ...]:
-    """Wherever data are missing, DNN2GP's band is the widest."""
+    """Wherever data is missing, DNN2GP's band is the widest."""
     x, inputs = arrays["x"], arrays["inputs"]
     places = {
         "in the gap": (x >= config.gap[0]) & (x <= config.gap[1]),
@@ -208,7 +208,7 @@ def _claim(arrays: Arrays, config: SnelsonConfig, panel: str, words: str, where:
     holds = min(shares.values()) == 1.0
     text += "" if holds else _alternatives(panel, arrays, config, where)
     what = f"{_PANELS[panel]}: DNN2GP's band is the widest {words}"
-    return Claim(what, "Fig. 3: wider wherever data are missing", text, holds)
+    return Claim(what, "Fig. 3: wider wherever data is missing", text, holds)
 
 
 def _alternatives(panel: str, arrays: Arrays, config: SnelsonConfig, where: np.ndarray) -> str:
@@ -224,8 +224,8 @@ def _alternatives(panel: str, arrays: Arrays, config: SnelsonConfig, where: np.n
     shares = [float((same > arrays[f"vi_{name}_std"][where]).mean()) for name in (_SAMPLED, _RBF)]
     return (
         f". The GPs at {len(wider)} samples of q, of which the first is drawn, are wider than GP-RBF at {samples}. "
-        f"With the δ of the training, {config.vi_prior_precision:g}, the first is wider than DNN's at {shares[0]:.0%}, "
-        f"than GP-RBF's at {shares[1]:.0%}"
+        f"With the δ used in training, {config.vi_prior_precision:g}, the first is wider than DNN's at "
+        f"{shares[0]:.0%}, than GP-RBF's at {shares[1]:.0%}"
     )
 
 
@@ -261,8 +261,8 @@ FIGURE = FigureKind(
     order=30,
     title="Fig. 3: uncertainty bands on Snelson's data with a gap",
     caption="Bands of one standard deviation of y, noise included. DNN: networks sampled from the diagonal Gaussian "
-    "(Laplace) or from q (VI). In the VI panel the GP has δ = 0.1, as in the paper's runs, while its training has "
-    "δ = 0.05. There are no data in the shaded interval.",
+    "(Laplace) or from q (VI). In the VI panel, the GP has δ = 0.1, as in the paper's runs, while training used "
+    "δ = 0.05. There is no data in the shaded interval.",
     paper=SnelsonConfig(),
     smoke=SnelsonConfig(
         width=4,

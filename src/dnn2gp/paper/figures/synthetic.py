@@ -83,7 +83,7 @@ def compute(config: SyntheticConfig, workspace: Workspace) -> Findings:
 
 
 def laplace_curve(config: SyntheticConfig, workspace: Workspace) -> TuningResult:
-    """Several settings and all draws as one batch of networks, trained by damped Gauss-Newton steps."""
+    """Several settings and all draws as one batch of networks, trained with damped Gauss-Newton steps."""
 
     def train(ensemble: Ensemble, weights: Tensor) -> Tensor:
         return minimise(ensemble, weights, max_iterations=config.max_iterations).weights

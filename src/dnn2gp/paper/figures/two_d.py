@@ -122,10 +122,10 @@ FIGURE = FigureKind(
     order=20,
     title="Fig. 2: a network in the plane becomes a GP",
     caption="(a) The network's probabilities. (b) The features of all examples, grouped by class and ordered by "
-    "posterior mean within each class. (c) Their kernel. (d) The GP's posterior mean J μ, red above 0 and blue below. "
-    "It is not the network's output: the term f − J w is not part of it. A and D are the points of each class closest "
-    "to the network's decision boundary, B and C the farthest from it. The paper gives only the number of points and "
-    "weights; the data are our own.",
+    "posterior mean within each class. (c) Their kernel. (d) The GP's posterior mean J μ, red above 0 and blue "
+    "below. It is not the network's output, because it lacks the term f − J w. A and D are the points of each "
+    "class closest to the network's decision boundary, B and C the farthest from it. The paper gives only the "
+    "numbers of points and weights; the data is our own.",
     paper=TwoDConfig(),
     smoke=TwoDConfig(num_examples=20, width=8, max_iterations=50, resolution=15),
     compute=compute,

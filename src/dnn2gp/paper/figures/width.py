@@ -1,4 +1,4 @@
-"""Beyond the paper: the GPs of wider and wider networks at random weights, compared with the infinite limit."""
+"""Beyond the paper: the GPs of increasingly wide networks at random weights, compared with the infinite limit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compute(config: WidthConfig, workspace: Workspace) -> Findings:
     gaps = np.zeros((2, len(config.widths), config.repeats))
     means, stds = np.zeros((2, len(config.widths), config.repeats, len(x)))
     jobs = [(place, repeat) for place in range(len(config.widths)) for repeat in range(config.repeats)]
-    for place, repeat in track(jobs, "wider and wider networks", total=len(jobs)):
+    for place, repeat in track(jobs, "increasingly wide networks", total=len(jobs)):
         network = ErfNetwork(1, config.widths[place], generator)
         for kind, last_layer in enumerate((False, True)):
             exact = infinite_kernel(points, points, last_layer=last_layer)
@@ -120,9 +120,9 @@ def draw(result: FigureResult) -> Drawings:
 FIGURE = FigureKind(
     name="width",
     order=100,
-    title="Beyond the paper: towards infinitely many units",
-    caption="The kernels of networks of error functions at random weights, compared with the exact kernels of "
-    "infinitely many units (Williams, 1997, for the last layer alone), and the resulting GPs.",
+    title="Beyond the paper: towards infinite width",
+    caption="The kernels of networks with error-function activations and random weights, compared with the exact "
+    "kernels of infinitely wide networks (Williams, 1997, for the last layer alone), and the resulting GPs.",
     paper=WidthConfig(),
     smoke=WidthConfig(widths=(4, 64), repeats=2, resolution=15),
     compute=compute,

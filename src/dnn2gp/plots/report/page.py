@@ -84,8 +84,8 @@ def _map(shown: InteractiveMap, identity: str, known: Mapping[Examples, str]) ->
 def _ends(shown: InteractiveMap) -> str:
     """The range of the colours, in words."""
     end, largest = colour_limit(shown.values), np.abs(shown.values).max()
-    beyond = "about one entry in a hundred lies beyond" if largest > end else "no entry lies beyond"
-    return f"White is 0, red is positive, blue is negative. The colours end at ±{end:.3g}; {beyond}."
+    beyond = "about one entry in a hundred is outside it" if largest > end else "no entry is outside it"
+    return f"White is 0, red is positive, blue is negative. The colour scale ends at ±{end:.3g}; {beyond}."
 
 
 def _known_examples(sections: Sequence[Section]) -> dict[Examples, str]:

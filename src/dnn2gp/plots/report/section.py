@@ -50,7 +50,9 @@ class Examples:
             _check_numbers(getattr(self, name), name, (len(self.images),))
         if (self.probabilities < -_ROUNDING).any() or (self.probabilities > 1 + _ROUNDING).any():
             low, high = self.probabilities.min(), self.probabilities.max()
-            raise ValueError(f"probabilities: expected numbers between 0 and 1; got some from {low:.4g} to {high:.4g}.")
+            raise ValueError(
+                f"probabilities: expected numbers between 0 and 1; got numbers from {low:.4g} to {high:.4g}."
+            )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -72,7 +74,7 @@ class InteractiveMap:
     def __post_init__(self) -> None:
         width = len(self.examples) if self.columns is None else len(self.columns)
         if width == 0:
-            raise ValueError(f"{self.title}: columns: expected one name or more; got none.")
+            raise ValueError(f"{self.title}: columns: expected at least one name; got none.")
         _check_numbers(self.values, f"{self.title}: values", (len(self.examples), width))
 
     @property
@@ -102,7 +104,7 @@ class Section:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ValueError("name: expected a short name of the section; got an empty one.")
+            raise ValueError("name: expected a short name for the section; got an empty one.")
         for caption, content in self.pictures.items():
             if not content.startswith(_PNG):
                 raise ValueError(f"pictures: expected the bytes of a PNG; got something else for {caption!r}.")
@@ -126,8 +128,8 @@ def _check_labels(labels: np.ndarray, name: str, count: int, num_classes: int) -
         )
     if labels.min() < 0 or labels.max() >= num_classes:
         raise ValueError(
-            f"{name}: expected positions among the {num_classes} classes, counted from 0; "
-            f"got numbers from {labels.min()} to {labels.max()}."
+            f"{name}: expected class indices from 0 to {num_classes - 1}; got numbers from {labels.min()} to "
+            f"{labels.max()}."
         )
 
 

@@ -1,6 +1,6 @@
 """The one HTML generator: Jinja2 templates with autoescape, rendered into a single file that needs no network.
 
-A page is a template that extends `layout.html.j2`. The templates of this package are at hand for all pages; a page of
+A page is a template that extends `layout.html.j2`. The templates of this package are available to all pages; a page of
 another package brings its own in a folder `templates`.
 """
 

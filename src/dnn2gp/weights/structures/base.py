@@ -18,7 +18,7 @@ from dnn2gp.support.choice import Choice
 class Structure(Choice):
     """How the posterior precision Σ̃⁻¹ = V⁻¹ + JᵀΛJ is approximated: `Dense()`, `Kronecker()`, …
 
-    A new structure is one file with the choice and the `Precision` that it makes, and one line in the contract tests.
+    A new structure is one file with the choice and its `Precision`, and one line in the contract tests.
     """
 
     exact: ClassVar[bool]
@@ -47,7 +47,7 @@ class Structure(Choice):
 
 
 class Precision(Whitener):
-    """The precision Σ⁻¹ of a Gaussian over P weights: positive definite, known by its products, never inverted.
+    """The precision Σ⁻¹ of a Gaussian over P weights: positive definite, accessed through its products, never inverted.
 
     As a `Whitener` it also provides a root of Σ: `whiten` and `unwhiten`.
     """

@@ -32,7 +32,7 @@ class BlockDiagonal(Structure):
     def posterior_precision(
         self, prior: Precision, features: FeatureMap, inputs: Inputs, root: Float[Tensor, "N Q R"]
     ) -> BlockDiagonalPrecision:
-        """The blocks of V⁻¹ + JᵀΛJ; of the prior, too, only the diagonal blocks enter."""
+        """The blocks of V⁻¹ + JᵀΛJ; only the diagonal blocks of the prior are used, too."""
         layers = features.layers
         _require(features)
         blocks = []
@@ -142,6 +142,6 @@ def _require(features: FeatureMap) -> None:
     require(
         3 * 8 * sum(size**2 for size in sizes),
         features.budget(),
-        f"A block-diagonal precision (largest layer {max(sizes)} weights)",
-        "structure=Kronecker() or Diagonal() needs less, and subset= takes fewer layers; neither is exact.",
+        f"A block-diagonal precision (the largest layer has {max(sizes)} weights)",
+        "structure=Kronecker() or Diagonal() needs less memory, and subset= selects fewer layers; neither is exact.",
     )

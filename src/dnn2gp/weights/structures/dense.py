@@ -1,4 +1,4 @@
-"""Dense precision: the exact one, a P × P matrix that is factorised once."""
+"""Dense precision: exact, a P × P matrix that is factorised once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Dense(Structure):
             3 * 8 * size**2,
             features.budget(),
             f"A dense precision of {size} weights",
-            f"{instead} structure=Kronecker() or Diagonal() is cheap, but far from exact.",
+            f"{instead} structure=Kronecker() and Diagonal() are cheap, but far from exact.",
         )
         matrix = features.ggn(inputs, root)
         matrix += prior.dense()
@@ -60,7 +60,7 @@ class DensePrecision(Precision):
     structure = Dense()
 
     def __init__(self, matrix: Float[Tensor, "P P"]) -> None:
-        """A precision matrix; it is factorised when that is first needed."""
+        """A precision matrix, which is factorised on first use."""
         self.matrix = matrix.double()
         self.size = len(matrix)
 

@@ -21,8 +21,8 @@ from dnn2gp.weights.structures.base import Precision, Structure
 class Diagonal(Structure):
     """diag(V⁻¹ + JᵀΛJ) alone.
 
-    It drops every correlation between weights: the predictive variances of a convolutional network then miss the exact
-    ones by three quarters or more. It is never chosen for you.
+    It drops every correlation between weights: the predictive variances of a convolutional network then differ from the
+    exact ones by three quarters or more. It is never chosen for you.
     """
 
     name = "diagonal"

@@ -97,7 +97,7 @@ class KroneckerBlock:
         return self.vectors(mixed if self.input_vectors is None else mixed @ self.input_vectors.square().T)
 
     def marginal(self, block: Block) -> Float[Tensor, "N R R"]:
-        """J Σ Jᵀ of each example over these weights, in the axes of the eigenvectors, where Σ is diagonal."""
+        """J Σ Jᵀ of each example over these weights, in the eigenbasis, where Σ is diagonal."""
         variances = self.eigenvalues.reciprocal()
         if isinstance(block, Outer):
             A = block.A if self.input_vectors is None else self.input_vectors.T @ block.A
@@ -161,13 +161,14 @@ class Kronecker(Structure):
         largest = max(part.stop - part.start for part in parts)
         if parts == [slice(0, features.num_weights)] and len(features.layers) > 1:
             raise InputError(
-                "structure=Kronecker() needs the factors of each layer: use features=LayerwiseFeatures (the default)."
+                "features: structure=Kronecker() needs the factors of each layer. Use features=LayerwiseFeatures, "
+                "the default."
             )
         require(
             3 * 8 * features.kronecker_numbers(inputs),
             features.budget(),
-            f"The Kronecker factors (largest weight {largest} numbers)",
-            "structure=Diagonal() needs less, and subset= takes fewer layers; neither is exact.",
+            f"The Kronecker factors (the largest weight has {largest} entries)",
+            "structure=Diagonal() needs less memory, and subset= selects fewer layers; neither is exact.",
         )
         factors = features.kronecker(inputs, root)
         covered = [part for own in factors for part in own.parts]
@@ -212,7 +213,7 @@ class KroneckerPrecision(Precision):
         self.size = sum(part.stop - part.start for block in self.blocks for part in block.parts)
 
     def with_prior(self, prior: Precision) -> KroneckerPrecision:
-        """The same data with another prior: nothing is decomposed again."""
+        """The precision for the same data with another prior, without a new decomposition."""
         return KroneckerPrecision([replace(block, delta=_delta(prior, block.parts)) for block in self.blocks])
 
     @property
@@ -308,9 +309,9 @@ def _delta(prior: Precision, parts: Sequence[slice]) -> Float[Tensor, ""]:
     known = [scale for scale in scales if scale is not None]
     if len(known) < len(scales) or any(scale != known[0] for scale in known):
         raise InputError(
-            "prior_precision: structure=Kronecker() takes one number per layer (or one for all layers); got several "
-            "within a layer. Give prior_precision as a number or as a mapping from layer to number, or use another "
-            "structure."
+            "prior_precision: expected one number per layer, or one for all layers, for structure=Kronecker(); got "
+            "several within a layer. Give prior_precision as a number or as a mapping from layer to number, or use "
+            "another structure."
         )
     return known[0].double().square().reciprocal()
 

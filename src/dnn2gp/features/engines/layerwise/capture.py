@@ -24,8 +24,9 @@ _MAX_POOL = {F.max_pool1d: 3, F.max_pool2d: 4, F.max_pool3d: 5}
 class UseRecorder(TorchFunctionMode):
     """Intercepts every torch function that is called inside it, and records those that have weights as arguments.
 
-    No hook is put on any module, so there is none to remove, and the user's own hooks run as ever. A function with a
-    rule gives a use; one with a body is computed by that body; weights in any other function are `unknown`.
+    No hook is registered on any module, so there is none to remove, and the user's own hooks run as usual. A
+    function with a rule gives a use; one with a body is computed by that body; weights in any other function are
+    `unknown`.
     """
 
     def __init__(self, weights: FlatWeights, *, keep_graph: bool = False) -> None:
@@ -186,7 +187,7 @@ def gradients(
 class _Stack:
     """What a use needs of the gradients of R cotangents, as one tensor R × …
 
-    Gradients are collected in memory that has the cotangents where the use likes them, and condensed as soon as
+    Gradients are collected in memory with the axis of the cotangents where the use prefers it, and condensed as soon as
     `Use.at_once` of them are there: one matrix product for several cotangents is faster than one for each.
     """
 

@@ -112,7 +112,7 @@ class LayerwiseFeatures(NetworkFeatures):
         return own + (0 if general is None else general.operations(inputs, num_rows))
 
     def _trial(self, inputs: Inputs, num_rows: int, apart: bool) -> MemoryTrial:
-        self.uses(inputs)  # learned now, so that it is not measured
+        self.uses(inputs)  # learned now, so that the measurement does not include it
         with self.unchecked():
             return self.checked(super()._trial(inputs, num_rows, apart))
 
@@ -177,13 +177,14 @@ class LayerwiseFeatures(NetworkFeatures):
     def _check_sum(
         self, blocks: Sequence[Block], uses: Uses, mixing: Float[Tensor, "N R 1"], expected: Float[Tensor, " P"]
     ) -> None:
-        """See that each example is where it was among the first ones, also if the network selects or sorts by value."""
+        """Check that each example is still at its place, even if the network selects or sorts by value."""
         found = Factors(tuple(blocks), self.num_weights).pull(mixing.detach())[:, 0]
         wrong = disagreeing(found.detach()[None], expected[None], self.network.layout.ranges, 1e4)
         if wrong - set(uses.left):
             raise NetworkError(
-                "The network treats these examples differently from those it was probed with: it selects or sorts them "
-                "by their values, or uses weights in another way. Use features=JacobianFeatures for it."
+                "network: it treats these examples differently from those it was probed with: it selects or sorts "
+                "them by their values, or uses weights in another way. Use features=JacobianFeatures for this "
+                "network."
             )
 
     def _general_blocks(self, inputs: Inputs, cotangents: Cotangents | None, uses: Uses) -> list[Block]:
@@ -233,12 +234,12 @@ class LayerwiseFeatures(NetworkFeatures):
         wrong = learner.wrong(found)
         if wrong:
             raise NetworkError(
-                f"The derivatives of the weights {_listed(sorted(wrong))} differ from those of a plain backward pass. "
-                "Use features=JacobianFeatures for this network."
+                f"network: the derivatives of the weights {_listed(sorted(wrong))} differ from those of a plain "
+                "backward pass. Use features=JacobianFeatures for this network."
             )
 
     def _warn(self, names: Sequence[str], wrong: set[str]) -> None:
-        """Say which weights fall back, unless it was said before."""
+        """Warn which weights fall back, once."""
         said = {name for uses in self.knowledge.known("uses") for name in uses.left}
         if said.issuperset(names):
             return
@@ -246,9 +247,9 @@ class LayerwiseFeatures(NetworkFeatures):
         share = sum(part.stop - part.start for part in ranges) / self.num_weights
         disagrees = f" (the rule for {_listed(rejected)} disagrees with a backward pass)" if rejected else ""
         warn_user(
-            f"No layer rule covers the weights {_listed(names)}{disagrees}, {share:.0%} of all. The general engine "
-            "(torch.func) takes these: its results are the same, but slower. CONTRIBUTING.md in the source of dnn2gp "
-            "shows how to write a rule for your own layer.",
+            f"No layer rule covers the weights {_listed(names)}{disagrees}, {share:.0%} of all. They are left to the "
+            "general engine (torch.func), which gives the same results but is slower. CONTRIBUTING.md in the source "
+            "of dnn2gp shows how to write a rule for your own layer.",
             FallbackWarning,
         )
 

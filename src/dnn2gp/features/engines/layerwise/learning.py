@@ -32,7 +32,7 @@ class Lesson:
 
 
 class Learner:
-    """Looks at three examples of one shape. Nothing that it finds depends on the weights."""
+    """Examines three examples of one shape. Nothing that it finds depends on the weights."""
 
     def __init__(self, network: Network, anchor: Float[Tensor, " P"], inputs: Inputs) -> None:
         """The first three of `inputs`, repeated if there are fewer."""
@@ -108,7 +108,7 @@ class Learner:
         return Factors(tuple(merged(blocks)), len(self._anchor)).rows().flatten(0, 1)
 
     def _with_activations(self, uses: Uses) -> Uses:
-        """With how much a backward pass of one example saves."""
+        """The uses, with the amount of memory that a backward pass of one example saves."""
         one, sizes = take(self.three, slice(0, 1)), [0]
         weights = self._anchor.detach().requires_grad_(True)
 

@@ -93,7 +93,7 @@ _WORTH_A_PASS = 1 << 12
 class Recording:
     """One forward pass: the uses of the weights, the outputs, and the flat weights that they were computed from.
 
-    The weights are recognised by their address, so they are a copy that this pass alone has.
+    The weights are recognised by their address, so each pass has its own copy.
     """
 
     recorder: UseRecorder
@@ -115,7 +115,7 @@ class Recording:
             recorder.end(outputs)
         if recorder.changed():
             raise NetworkError(
-                "The network changes a tensor in place after a layer has used it, so the layer has no derivative. "
+                "network: it changes a tensor in place after a layer has used it, so the layer has no derivative. "
                 "Look for x.mul_(…), x += … or inplace=True on tensors that were used before."
             )
         return Recording(recorder, outputs, flat, num_examples(inputs), graph)
@@ -125,8 +125,9 @@ class Recording:
         found = uses.matched(self.recorder, self.num_examples)
         if found is None:
             raise NetworkError(
-                "The network uses its weights differently for these inputs than for the first ones of the same shape: "
-                "its forward branches on the values of its inputs. Use features=JacobianFeatures for it."
+                "network: it uses its weights differently for these inputs than for the first ones of the same "
+                "shape: its forward branches on the values of its inputs. Use features=JacobianFeatures for this "
+                "network."
             )
         return found
 

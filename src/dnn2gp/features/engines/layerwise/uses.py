@@ -22,7 +22,7 @@ class Uses:
     parts: tuple[tuple[slice, ...], ...]
     axes: tuple[BatchAxis, ...]
     ignored: tuple[slice, ...] = ()
-    """The ranges of weights that are left to the general engine, whose uses are not looked at."""
+    """The ranges of weights that are left to the general engine, whose uses are ignored."""
     left: tuple[str, ...] = ()
     """The names of these weights."""
     sizes: tuple[BlockSize, ...] = ()

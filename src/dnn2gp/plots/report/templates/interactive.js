@@ -80,8 +80,8 @@
     panel.classList.toggle("pinned", map.pinned);
     panel.replaceChildren();
     if (entry === null) {
-      panel.append(make("p", "hint", "Point at an entry of the map to see the examples behind it. Click to keep it here."));
-      panel.append(make("p", "hint", "Drag over a part of the map to zoom in; double-click to show all of it again."));
+      panel.append(make("p", "hint", "Hover over an entry of the map to see the examples behind it. Click to pin it here."));
+      panel.append(make("p", "hint", "Drag over a part of the map to zoom in; double-click to zoom out."));
       return;
     }
     const [row, column] = entry;
@@ -99,7 +99,7 @@
       single.append(describe(examples, row, "row", "row"));
       panel.append(output, single);
     }
-    panel.append(make("p", "hint", map.pinned ? "Kept. Click the map to release it." : "Click to keep this entry here."));
+    panel.append(make("p", "hint", map.pinned ? "Pinned. Click the map to release it." : "Click to pin this entry here."));
   }
 
   // What Plotly draws. -----------------------------------------------------------------------------------------------

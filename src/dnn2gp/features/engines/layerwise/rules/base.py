@@ -50,7 +50,7 @@ class Use(ABC):
         return None
 
     def pooled(self, indices: Tensor, edge: GradientEdge) -> Use:
-        """The same use where the network goes on with max_pool(z) alone: which positions of z were chosen, and where
+        """The same use if only max_pool(z) is used afterwards: which positions of z were selected, and where
         the gradient with respect to the result is."""
         return self
 

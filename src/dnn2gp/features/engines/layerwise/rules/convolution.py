@@ -146,7 +146,7 @@ class SummedConvolutionUse(_PatchUse):
 
     @property
     def at_once(self) -> int:
-        """So many that their gradients have a few times as many entries as the patches."""
+        """As many as make their gradients a few times as large as the patches."""
         return max(1, _GRADIENTS_KEPT * self.patches.numel() // prod(self.output_shape))
 
     def condensed(self, gradients: Float[Tensor, "R B O *space"]) -> Float[Tensor, "R B O i"]:
@@ -162,8 +162,8 @@ class SummedConvolutionUse(_PatchUse):
 class PooledConvolutionUse(_PatchUse):
     """A convolution that only max_pool(z) depends on: ∂f/∂W_o = Σ_w g_ow patch_{l(o, w)}ᵀ.
 
-    Of all positions l of channel o, only those l(o, w) that the pooling chose for its windows w have a derivative, so
-    that gradients are needed for each window instead of each position.
+    Of all positions l of channel o, only those l(o, w) that the pooling selected for its windows w have a derivative,
+    so that gradients are needed for each window instead of each position.
     """
 
     space: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Weights that are added or multiplied entry by entry: biases, scales, positional embeddings, slopes of PReLU."""
+"""Weights that are added or multiplied elementwise: biases, scales, positional embeddings, slopes of PReLU."""
 
 from __future__ import annotations
 

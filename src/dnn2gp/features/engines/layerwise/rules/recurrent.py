@@ -1,4 +1,4 @@
-"""Recurrent layers, unrolled: each weight is a linear map that is used at every step of time."""
+"""Recurrent layers, unrolled: each weight is a linear map that is used at every time step."""
 
 from __future__ import annotations
 
