@@ -86,7 +86,7 @@ def main() -> None:
     inputs = {"signal": test.signal, "table": test.table}
     prediction = gp.predict(inputs)
     print("label  probabilities          epistemic standard deviation")
-    for label, mean, epistemic in zip(test.labels, prediction.mean, prediction.epistemic.sqrt(), strict=True):
+    for label, mean, epistemic in zip(test.labels, prediction.delta(), prediction.epistemic.sqrt(), strict=True):
         print(f"{label:5d}  {_row(mean)}      {_row(epistemic)}")
 
     with tempfile.TemporaryDirectory() as folder:

@@ -62,9 +62,15 @@ def test_copies_at_other_weights_know_what_any_of_them_learns():
 
 def test_training_on_inputs_of_two_lengths():
     """As the third step of VOGN did not."""
-    optimizer = VOGN(by_length(), CategoricalLikelihood(), 11)
+    module = by_length()
+    optimizer = VOGN(module, CategoricalLikelihood(), 11)
     for inputs in (even(), odd(), even(), odd()):
         optimizer.step(inputs, torch.arange(len(inputs)) % 2)
+    variances = optimizer.posterior().precision.inverse_diagonal()
+    for inputs in (even(), odd()):
+        J = explicit(module, inputs)
+        expected = torch.einsum("nkp,p,mlp->nkml", J, variances, J)
+        torch.testing.assert_close(optimizer.kernel(inputs).full(inputs), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_one_warning_for_each_weight():

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from dnn2gp import BernoulliLikelihood, GaussianLikelihood
 from dnn2gp.network.mlp import mlp
-from dnn2gp.paper import batched_vogn
-from dnn2gp.paper.batched_vogn import adam, vogn
+from dnn2gp.paper import batched_training
+from dnn2gp.paper.batched_training import adam, vogn
 from dnn2gp.paper.small_networks import VognSettings
 from dnn2gp.support.errors import DivergedError, InputError
 from dnn2gp.tune.ensemble import Ensemble, initial_weights
@@ -101,7 +101,7 @@ def test_batches_of_members_do_not_matter_and_seeds_do(monkeypatch):
     few = ensemble.take(torch.tensor([0, 2]))
     generator = torch.Generator().manual_seed(0)
     torch.testing.assert_close(vogn(few, first[[0, 2]], SETTINGS, generator)[0].mean, whole[0])
-    monkeypatch.setattr(batched_vogn, "_UNITS", 1)
+    monkeypatch.setattr(batched_training, "_UNITS", 1)
     torch.testing.assert_close(run(0, dtype=torch.float64), wide, rtol=1e-12, atol=1e-12)
 
 
@@ -142,7 +142,7 @@ def by_torch(ensemble: Ensemble, first: Tensor, member: int) -> Tensor:
 @pytest.mark.parametrize(("depth", "units"), [(1, 2**19), (2, 1)])
 def test_adam_is_that_of_torch(depth, units, monkeypatch):
     """Whatever the number of members that are trained at a time."""
-    monkeypatch.setattr(batched_vogn, "_UNITS", units)
+    monkeypatch.setattr(batched_training, "_UNITS", units)
     ensemble, first = problem(depth=depth)
     found = adam(ensemble, first, lr=RATE, epochs=EPOCHS, factor=0.5, patience=3, dtype=torch.float64)
     for member in range(3):

@@ -18,7 +18,7 @@ from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs
-from dnn2gp.support.errors import InputError, NotAMinimumWarning, warn_user
+from dnn2gp.support.errors import InputError, NotAMinimumWarning, ProbabilitiesWarning, warn_user
 from dnn2gp.support.progress import show_progress
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
@@ -37,7 +37,7 @@ def convert(
     subset: Subset | None = None,
     structure: Structure | None = None,
     inference: Inference | None = None,
-    features: Callable[..., NetworkFeatures] = LayerwiseFeatures,
+    features: type[NetworkFeatures] = LayerwiseFeatures,
     expansion: Callable[..., Expansion] = Expansion.gauss_newton,
     memory_budget: int | float | None = None,
     progress: bool = False,
@@ -66,12 +66,11 @@ def convert(
         inference=None if inference is None else Inference.checked("inference", inference),
         structure=None if structure is None else Structure.checked("structure", structure),
     )
-    if not callable(features):
-        raise InputError(f"features: expected an engine such as LayerwiseFeatures; got {features!r}.")
+    _check_callables(features, expansion)
     with show_progress(progress):
         function, inputs, targets = _prepared(network, data, likelihood, subset)
         jacobian = features(function, inputs, memory_budget=memory_budget)
-        function.check_company(inputs, jacobian.outputs)
+        _look_at_outputs(function.check_company(inputs, jacobian.outputs), likelihood)
 
         def expand(likelihood: Likelihood) -> Expansion:
             return expansion(jacobian, inputs, targets, likelihood)  # Eq. (5)
@@ -109,9 +108,35 @@ def _checked_likelihood(likelihood: object) -> Likelihood:
     if not isinstance(likelihood, Likelihood):
         raise InputError(
             "likelihood: expected an instance of a dnn2gp likelihood, e.g. GaussianLikelihood(sigma=0.1) or "
-            f"CategoricalLikelihood(); got {likelihood!r}."
+            f"CategoricalLikelihood(); got {_described(likelihood)}. The arguments are "
+            "convert(network, (inputs, targets), likelihood)."
         )
     return likelihood
+
+
+def _check_callables(features: object, expansion: object) -> None:
+    if not (isinstance(features, type) and issubclass(features, NetworkFeatures)):
+        raise InputError(f"features: expected LayerwiseFeatures or JacobianFeatures; got {_described(features)}.")
+    if not callable(expansion):
+        raise InputError(
+            "expansion: expected Expansion.gauss_newton or Expansion.empirical_fisher (of dnn2gp.weights); got "
+            f"{_described(expansion)}."
+        )
+
+
+def _look_at_outputs(outputs: Tensor, likelihood: Likelihood) -> None:
+    doubt = likelihood.doubt(outputs)
+    if doubt is not None:
+        warn_user(doubt, ProbabilitiesWarning)
+
+
+def _described(value: object) -> str:
+    """A short name for what was passed instead of a choice, without its data."""
+    if isinstance(value, type):
+        remedy = f" (write {value.__name__}())" if issubclass(value, Likelihood) else ""
+        return f"the class {value.__name__}{remedy}"
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+    return f"{type(value).__name__}{shape}"
 
 
 def _prepared(
@@ -140,7 +165,7 @@ def _warn_unless_minimum(posterior: Posterior, network: nn.Module, tuned: Tuned 
     normalised = any(isinstance(part, _NormBase) for part in network.modules())
     mode = " in eval mode (dnn2gp treats the BatchNorm statistics as constants)" if normalised else ""
     if tuned is not None:
-        step = f"The evidence prefers a different prior from the one used in training ({tuned.words}). {step}"
+        step = f"The evidence prefers {tuned.words}, with which the network was not trained. {step}"
     warn_user(
         f"The weights are not at a minimum of the loss with this prior: the norm of the gradient is {relative:.0%} of "
         f"the summed norms of its two parts (data and prior). {step}; this step may move an output by up to "

@@ -11,8 +11,7 @@ from torch import Tensor
 from dnn2gp.features import GradientFeatures, NetworkFeatures
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.minimum import LARGE_GRADIENT, LARGE_STEP, SMALL_GRADIENT, SMALL_STEP, step_matters_little
-from dnn2gp.inference import LinearModel
-from dnn2gp.inference.choice import spaces_gap
+from dnn2gp.inference import FunctionSpace, LinearModel
 from dnn2gp.network.inputs import take
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.randomness import normal
@@ -234,3 +233,18 @@ def _curvature_gap(expansion: Expansion, num_probes: int, generator: torch.Gener
             raise
         return None
     return _ratio(dropped.norm(), kept.norm())
+
+
+def spaces_gap(model: LinearModel, generator: torch.Generator) -> float:
+    """‖z' − z‖ / ‖z‖ in the norm √(zᵀΣ̃z), that of posterior standard deviations, for a random z.
+
+    z' = Σ̃⁻¹ Σ̃ z, with Σ̃ z by function space and Σ̃⁻¹ = V⁻¹ + JᵀΛJ by the products of weight space.
+    """
+    expansion, posterior = model.expansion, FunctionSpace().infer(model)
+    probe = normal((expansion.features.num_weights, 1), generator, expansion.anchor)
+    solved = posterior.covariance_matmul(probe)
+    pushed = expansion.features.jvp(expansion.inputs, solved)
+    curved = expansion.features.vjp(expansion.inputs, expansion.noise_precision() @ pushed).double()
+    gap = model.prior.precision.matmul(solved) + curved - probe
+    size = (gap * posterior.covariance_matmul(gap)).sum().clamp(min=0)
+    return (size / (probe * solved).sum()).sqrt().item()

@@ -92,8 +92,8 @@ def require_decomposition(size: int, expansion: Expansion) -> None:
     require(
         4 * 8 * size**2,
         expansion.features.budget(),
-        f"The eigendecomposition of a {size} × {size} matrix, for the evidence as a function of δ,",
-        "Give δ as a number (prior_precision=1.0), use fewer examples, or take fewer layers (subset=).",
+        f"Choosing δ by the evidence takes the eigendecomposition of a {size} × {size} matrix, which",
+        "Use fewer examples, or an approximation: structure=Kronecker(), or fewer layers, e.g. subset='last layer'.",
     )
 
 

@@ -200,7 +200,7 @@ def _require(expansion: Expansion, size: int) -> None:
     instead = (
         f"Weight space (inference=WeightSpace()) needs a {weights} × {weights} matrix instead."
         if weights < size
-        else "Use fewer examples, or freeze layers (requires_grad_(False)) with inference=WeightSpace()."
+        else "Use fewer examples, or an approximation: structure=Kronecker(), or subset='last layer'."
     )
     what = f"The kernel matrix of the data ({size} × {size})"
     require(_matrices(size), expansion.features.budget(), what, instead)

@@ -1,4 +1,7 @@
-"""Likelihoods: the loss ℓ(y, f), its derivatives r and Λ, and the link h(f) = E[y|f]. One file per likelihood."""
+"""Likelihoods: the loss ℓ(y, f), its derivatives r and Λ, and the link h(f) = E[y|f]. One file per likelihood.
+
+May import `network` and `support`. Start with `base.py`, which says what a likelihood must answer, then `gaussian.py`.
+"""
 
 from dnn2gp.likelihoods.base import ClassificationLikelihood, Likelihood, likelihood_from_state
 from dnn2gp.likelihoods.bernoulli import BernoulliLikelihood

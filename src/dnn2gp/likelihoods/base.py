@@ -38,6 +38,10 @@ class Likelihood(ABC):
         """Reject a network if its output shape for one example is not supported; by default, every shape is."""
         return None
 
+    def doubt(self, outputs: Float[Tensor, "N K"]) -> str | None:
+        """Why the outputs of a network do not look like the f of this likelihood; None where nothing is suspicious."""
+        return None
+
     @abstractmethod
     def loss(self, f: Float[Tensor, "N K"], y: Shaped[Tensor, "N ..."]) -> Float[Tensor, " N"]:
         """ℓ(y_n, f_n), without the normaliser."""

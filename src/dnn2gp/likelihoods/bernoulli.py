@@ -26,6 +26,15 @@ class BernoulliLikelihood(ClassificationLikelihood):
 
     name: ClassVar[str] = "bernoulli"
 
+    def doubt(self, outputs: Float[Tensor, "N K"]) -> str | None:
+        """Outputs of a sigmoid lie between 0 and 1, and come near at least one of the two."""
+        if outputs.min() < 0 or outputs.max() > 1 or (outputs.min() > 0.1 and outputs.max() < 0.9):
+            return None
+        return (
+            "network: the outputs look like probabilities (they lie between 0 and 1), but BernoulliLikelihood expects "
+            "logits and applies the sigmoid itself. Remove the sigmoid at the end of the network."
+        )
+
     def check_targets(
         self, targets: object, num_examples: int, num_outputs: int, dtype: torch.dtype
     ) -> Float[Tensor, "N K"]:

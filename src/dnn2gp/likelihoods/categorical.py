@@ -36,6 +36,15 @@ class CategoricalLikelihood(ClassificationLikelihood):
                 "distribution per example."
             )
 
+    def doubt(self, outputs: Float[Tensor, "N K"]) -> str | None:
+        """Outputs of a softmax are positive and sum to 1."""
+        if outputs.shape[1] < 2 or outputs.min() < 0 or not torch.allclose(outputs.sum(1), outputs.new_ones(())):
+            return None
+        return (
+            "network: the outputs look like probabilities (they are positive and sum to 1), but CategoricalLikelihood "
+            "expects logits and applies softmax itself. Remove the softmax at the end of the network."
+        )
+
     def check_targets(
         self, targets: object, num_examples: int, num_outputs: int, dtype: torch.dtype
     ) -> Int[Tensor, " N"]:

@@ -261,8 +261,8 @@ class Network:
         self.check_company(few, lambda some: check_outputs(self._tried(some), num_examples(some), self.dtype))
         return tuple(first.shape[1:])
 
-    def check_company(self, inputs: Inputs, outputs: Callable[[Inputs], Tensor]) -> None:
-        """Refuse a network whose output for an example depends on the other examples or on its place among them.
+    def check_company(self, inputs: Inputs, outputs: Callable[[Inputs], Tensor]) -> Tensor:
+        """The outputs, unless that for an example depends on the other examples or on its place among them.
 
         The outputs of all examples in one call are compared with those in the reverse order, in batches of 1, 2, 4, …:
         every example gets another place and other company.
@@ -275,14 +275,15 @@ class Network:
                 part = torch.arange(start, min(count, 2 * start + 1), device="cpu")
                 found.append(outputs(take(inputs, count - 1 - part)))
                 start = 2 * start + 1
-        gaps = (torch.cat(found).flip(0) - expected).abs().flatten(1).amax(1)
-        limits = 1e3 * torch.finfo(self.dtype).eps * (expected.abs().flatten(1).amax(1) + 1.0)
+        gaps = (torch.cat(found).flip(0) - expected).abs().reshape(count, -1).amax(1)
+        limits = 1e3 * torch.finfo(self.dtype).eps * (expected.abs().reshape(count, -1).amax(1) + 1.0)
         if not (gaps <= limits).all():
             worst = int((gaps / limits).argmax())
             raise NetworkError(
                 f"network: the output for one example depends on the rest of the batch: that of example {worst} "
                 f"changes by {gaps[worst].item():.3g} in another batch. {_BATCH_CAUSES}"
             )
+        return expected
 
 
 def _own_tensors(

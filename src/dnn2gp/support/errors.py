@@ -63,6 +63,10 @@ class TrainModeWarning(UserWarning):
     """The network was passed in train mode and has layers that depend on the mode; it is evaluated in eval mode."""
 
 
+class ProbabilitiesWarning(UserWarning):
+    """The network seems to return probabilities where the likelihood expects logits."""
+
+
 class FallbackWarning(UserWarning):
     """Some weights have no layer rule and use the general engine, which is exact but slower."""
 

@@ -74,8 +74,8 @@ def precision_from_weight_decay(
     if not weight_decay > 0 or num_examples < 1 or num_outputs < 1 or (sigma is not None and not sigma > 0):
         raise InputError(
             "precision_from_weight_decay: expected weight_decay > 0, num_examples ≥ 1, num_outputs ≥ 1 and sigma > "
-            f"0; got {weight_decay}, {num_examples}, {num_outputs} and {sigma}. Without weight decay, the loss has "
-            "no prior: choose a small δ, or retrain with weight decay."
+            f"0; got {weight_decay}, {num_examples}, {num_outputs} and {sigma}. Without weight decay, there is no δ "
+            "to convert: leave out prior_precision, and convert chooses δ by the evidence."
         )
     precision = weight_decay * num_examples * num_outputs
     return precision if sigma is None else precision / (2 * sigma**2)

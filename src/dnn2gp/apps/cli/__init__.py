@@ -1,4 +1,4 @@
-"""The command line: one file per command, and `main.py`, which puts them together.
+"""The command line. Start with `main.py`, which has the short commands; `train` and `tune` have files of their own.
 
 Commands import heavy libraries when they run, so that `dnn2gp --help` answers at once.
 """

@@ -40,13 +40,23 @@ def demo(
         job.run(changed(job.DemoConfig.preset(preset.value), out=out, seed=seed), Console())
 
 
+def _figures() -> str:
+    """The names of all figures, with what each one is, from the first words of their modules; nothing is imported."""
+    folder = Path(__file__).parents[2] / "paper" / "figures"
+    modules = sorted(path for path in folder.glob("*.py") if path.stem != "__init__")
+    return ", ".join(f"{path.stem} ({_first_words(path)})" for path in modules)
+
+
+def _first_words(module: Path) -> str:
+    return module.read_text(encoding="utf-8").removeprefix('"""').partition(":")[0]
+
+
 def reproduce(
     figures: Annotated[
         list[str],
         typer.Argument(
             metavar="FIGURE",
-            help="all, or any of: two_d (Fig. 2), snelson (3), mnist (4a, 7), binary_mnist (4c), cifar (4b, 4d, 7, 8), "
-            "synthetic (5), wine (6), moons (9), width and ood (not in the paper).",
+            help=f"all, or any of: {_figures()}.",
         ),
     ],
     preset: PaperPresetOption = PaperPreset.paper,

@@ -1,4 +1,7 @@
-"""`dnn2gp tune`: fit a network to a table, tune it by the evidence, and predict with error bars as a GP."""
+"""`dnn2gp tune`: fit a network to a table, tune it by the evidence, and predict with error bars as a GP.
+
+Start with `job.py`, which runs everything in order.
+"""
 
 from dnn2gp.support.optional import needs_extra
 

@@ -13,7 +13,7 @@ from dnn2gp.evidence.tuning_result import EVIDENCE, TuningResult
 from dnn2gp.gp.convert import convert
 from dnn2gp.likelihoods import GaussianLikelihood
 from dnn2gp.network.mlp import mlp
-from dnn2gp.paper.batched_vogn import vogn
+from dnn2gp.paper.batched_training import vogn
 from dnn2gp.paper.datasets import synthetic_draws
 from dnn2gp.paper.datasets.synthetic import PAPERS
 from dnn2gp.paper.evidence_curves import (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.network.mlp import mlp
-from dnn2gp.paper.batched_vogn import adam
+from dnn2gp.paper.batched_training import adam
 from dnn2gp.paper.datasets import wine_splits
 from dnn2gp.paper.datasets.wine import PAPERS
 from dnn2gp.paper.evidence_curves import Build, Point, Stars, curve_arrays, curve_panel, evidence_curve, laplace_values

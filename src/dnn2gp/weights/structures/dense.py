@@ -32,7 +32,7 @@ class Dense(Structure):
         instead = (
             f"Function space (inference=FunctionSpace()) needs a {sites} × {sites} matrix instead."
             if sites < size
-            else "Freeze layers (requires_grad_(False)), or use fewer examples with inference=FunctionSpace()."
+            else "Select fewer layers (subset='last layer'), or use fewer examples with inference=FunctionSpace()."
         )
         require(
             3 * 8 * size**2,
