@@ -1,1 +1,1 @@
-"""Speed and memory of Jacobian products: dnn2gp beside its peers. `make bench` runs it."""
+"""Speed and memory of Jacobian products: dnn2gp compared with its peers. `make bench` runs it."""

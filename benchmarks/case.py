@@ -12,7 +12,7 @@ OURS = "dnn2gp"
 
 
 def same(ours: object) -> object:
-    """The peer computes just what ours does."""
+    """The peer computes the same quantity as ours."""
     return ours
 
 

@@ -49,7 +49,7 @@ class Measured:
 
 
 class DisagreementError(Exception):
-    """Two implementations do not compute the same."""
+    """Two implementations disagree."""
 
 
 def measure_times(case: Case, repeats: int, seconds: float) -> list[Measured]:
@@ -108,7 +108,7 @@ def peak_memory(implementation: Implementation, variant: str, warm: Implementati
 
 
 def relative_error(found: object, expected: object) -> float:
-    """‖found − expected‖ / ‖expected‖ in float64, whatever the libraries."""
+    """‖found − expected‖ / ‖expected‖ in float64, for arrays of any library."""
     a, b = _tensor(found), _tensor(expected)
     if a.shape != b.shape:
         raise DisagreementError(f"shapes {tuple(a.shape)} and {tuple(b.shape)}")

@@ -53,7 +53,7 @@ def _environment(environment: Mapping) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
     lines = [f"{environment['machine']}. {versions}. Engine: {environment['engine']}."]
     if environment["quick"]:
-        lines += ["", "**A smoke run with tiny sizes: the ratios say nothing.**"]
+        lines += ["", "**A smoke run with tiny sizes: the ratios are meaningless.**"]
     return lines
 
 

@@ -103,7 +103,7 @@ def _earlier(options: argparse.Namespace) -> dict:
         results = json.loads(file.read_text())
         if results["environment"] == now:
             return results
-        print(f"{file} is of another environment and is replaced")
+        print(f"{file} comes from another environment and is replaced")
     return {"environment": now, "records": []}
 
 
@@ -137,7 +137,7 @@ def _say(row: dict) -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads, each measured apart"
+        "--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads, each measured separately"
     )
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="groups or cases, see --list")
     parser.add_argument("--list", action="store_true", help="list the cases and stop")

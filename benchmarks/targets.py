@@ -12,7 +12,7 @@ class Kind(Enum):
     TIME = "time ≥ {:g} ×"  # the peer's time over ours
     MEMORY = "memory ≥ {:g} ×"  # the peer's peak over ours
     PEAK = "≤ {:g} MB"  # our peak
-    SHARE = "≥ {:.0%} of peak"  # our operations a second over those of a matrix product
+    SHARE = "≥ {:.0%} of peak"  # our operations per second over those of a matrix product
     EPOCHS = "≤ {:g} epochs"  # our time over the peer's
     COST = "time ≤ {:g} × its"  # the same
     MEMORY_COST = "memory ≤ {:g} × its"  # our peak over the peer's
@@ -23,7 +23,7 @@ _AT_MOST = (Kind.PEAK, Kind.EPOCHS, Kind.COST, Kind.MEMORY_COST)
 
 @dataclass(frozen=True)
 class Target:
-    """A bound on ours beside a peer in a case."""
+    """A bound on ours, or on its ratio to a peer, in a case."""
 
     case: str
     peer: str

@@ -1,7 +1,7 @@
 """δ and σ by the evidence, by 5-fold cross-validation, or fixed at 1: test log-likelihood and time, on five problems.
 
     python -m benchmarks.tuning_table            # writes benchmarks/results/tuning.json and the table in docs/tuning.md
-    python -m benchmarks.tuning_table --resume   # goes on after an interrupt
+    python -m benchmarks.tuning_table --resume   # continues after an interruption
 
 All three train the same network (one hidden layer, tanh) from the same four starts on standardised data, in one thread
 pool, by batches of Gauss-Newton steps that end by the same rule. Cross-validation looks at 9 values of δσ², which is
@@ -171,7 +171,7 @@ def _left_out(pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
 
 
 def score_of(split: Split, delta: float, sigma: float, begin: float, network: nn.Module | None = None) -> Score:
-    """Train on all of the training set with δ and σ, unless it is done, and look at the test set."""
+    """Train on the whole training set with δ and σ, unless that is done already, and evaluate on the test set."""
     product = torch.tensor([delta * sigma**2], dtype=torch.float64)
     if network is None:
         starts = initial_weights(build(split), range(STARTS))
@@ -200,7 +200,7 @@ WAYS: dict[str, Callable[[Split], Score]] = {
 
 
 def measure(repeats: int, record: Path, scores: Scores) -> Scores:
-    """Every way on every split, in turns; each split is on disk as soon as all ways are measured on it."""
+    """Measure all methods in turn on every split; a split is written to disk once all methods are measured on it."""
     for seed, name in [(seed, name) for seed in range(repeats) for name in PROBLEMS]:
         own = scores.setdefault(name, {way: [] for way in WAYS})
         if len(own["fixed at 1"]) > seed:

@@ -66,7 +66,7 @@ def train(network: nn.Module, data: Dataset, epochs: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="file for the saved GP")
-    parser.add_argument("--smoke", action="store_true", help="a short run with few data and epochs")
+    parser.add_argument("--smoke", action="store_true", help="a short run with little data and few epochs")
     arguments = parser.parse_args()
 
     torch.manual_seed(0)

@@ -71,7 +71,7 @@ def draw(gp: GaussianProcess, x: Tensor, y: Tensor, resolution: int) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("classification_moons.png"), help="file for the picture")
-    parser.add_argument("--smoke", action="store_true", help="a short run with few data and steps")
+    parser.add_argument("--smoke", action="store_true", help="a short run with little data and few steps")
     arguments = parser.parse_args()
 
     points, labels = make_moons(20 if arguments.smoke else 100, noise=0.15, random_state=0)

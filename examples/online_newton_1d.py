@@ -62,7 +62,7 @@ def draw(recorder: Recorder, x: Tensor, y: Tensor, output: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("online_newton_1d.png"), help="file for the picture")
-    parser.add_argument("--smoke", action="store_true", help="a short run with few data and steps")
+    parser.add_argument("--smoke", action="store_true", help="a short run with little data and few steps")
     arguments = parser.parse_args()
 
     steps = [1, 2, 3] if arguments.smoke else [1, 10, 100, 1000]

@@ -75,7 +75,7 @@ def draw(gp: GaussianProcess, x: Tensor, y: Tensor, num_samples: int) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("regression_1d.png"), help="file for the picture")
-    parser.add_argument("--smoke", action="store_true", help="a short run with few data and steps")
+    parser.add_argument("--smoke", action="store_true", help="a short run with little data and few steps")
     arguments = parser.parse_args()
 
     torch.manual_seed(0)  # the initial weights

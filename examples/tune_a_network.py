@@ -39,7 +39,7 @@ def main() -> None:
     rounds = 2 if given.smoke else 10
 
     def fit(width: int, repeat: int) -> dict[str, float]:
-        """Train a network of this width and tune δ and σ in turns; the test error is only for the picture."""
+        """Alternate between training and tuning δ and σ at this width; the test error is only for the picture."""
         torch.manual_seed(repeat)
         network = nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, 1)).double()
         found = tune.gradient(network, (x, y), GaussianLikelihood(), max_rounds=rounds, tolerance=0.2)

@@ -72,7 +72,7 @@ def architectures(settings: Settings) -> list[Case]:
 
 
 def neural_tangents(settings: Settings) -> list[Case]:
-    """The full and trace kernel beside neural-tangents' structured derivatives, in float32."""
+    """The full and trace kernel compared with neural-tangents' structured derivatives, in float32."""
     result = []
     for kind in ("full", "trace"):
         problem = lenet_problem(settings, 300)

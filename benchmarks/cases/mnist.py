@@ -1,4 +1,4 @@
-"""The whole MNIST training set: curvature of LeNet-5 beside one epoch of training with Adam."""
+"""The whole MNIST training set: curvature of LeNet-5 compared with one epoch of training with Adam."""
 
 from __future__ import annotations
 

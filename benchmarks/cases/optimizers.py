@@ -1,4 +1,4 @@
-"""Steps of VOGN and OGN beside steps of Adam, and beside VOGN on per-example gradients by vmap."""
+"""Steps of VOGN and OGN compared with steps of Adam, and with VOGN on per-example gradients by vmap."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ def test_with_another_kind_of_likelihood_the_evidence_is_laplaces():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"structure": Diagonal()}, "exact posterior; this one is a diagonal"),
-        ({"expansion": Expansion.empirical_fisher}, "this GP has gradient features"),
+        ({"structure": Diagonal()}, "exact posterior; got a diagonal"),
+        ({"expansion": Expansion.empirical_fisher}, "got one with gradient features"),
     ],
 )
 def test_what_cannot_be_conditioned_says_so(options, message):

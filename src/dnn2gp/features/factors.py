@@ -135,7 +135,7 @@ class Factors:
         for left, right in self._together(other):
             for rows, columns in tiles:
                 left.take(rows).add_full(right.take(columns), total[rows, :, columns])
-            del left, right  # so that the next ones are not made beside these
+            del left, right  # freed before the next ones are made
         for rows, columns in tiles:
             if other is self and rows != columns:
                 total[columns, :, rows] = total[rows, :, columns].permute(2, 3, 0, 1)

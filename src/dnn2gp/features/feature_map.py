@@ -93,7 +93,7 @@ class FeatureMap(Kernels):
         work = Work("Jᵀ u", lambda factors: factors.pull(factors.ones(count)), (count,))
         for part, factors in self._factors(inputs, work, fixed=total.nbytes):
             total += factors.pull(cotangents[part])
-            del factors  # so that the next ones are not made beside these
+            del factors  # freed before the next ones are made
         return total
 
     def ggn(self, inputs: Inputs, root: Cotangents) -> Float[Tensor, "P P"]:

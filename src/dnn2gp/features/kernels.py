@@ -47,7 +47,7 @@ class KernelKind:
         return 2 if self.whole else 1
 
     def shape(self, left: tuple[int, int], right: tuple[int, int]) -> tuple[int, ...]:
-        """Of a kernel between so many examples with so many rows each, on the left and on the right."""
+        """The shape of a kernel, from the numbers of examples and of rows per example on both sides."""
         own, others = self.entries(left[1], right[1])
         return (left[0], *own, right[0], *others)
 

@@ -53,7 +53,7 @@ class Knowledge:
         return value if last == key else None
 
     def check_due(self, count: int) -> bool:
-        """Whether to check a chunk of so many examples as a whole.
+        """Whether to check a chunk of this many examples as a whole.
 
         True for the first chunk after a few examples, and again each time the number of examples has doubled, so that
         checks cost little in the long run. Engines at different weights count together.

@@ -41,7 +41,7 @@ class WeightGram:
 
     @property
     def bytes(self) -> int:
-        """The most memory that it takes, beside the factors of a chunk."""
+        """Its peak memory, in addition to the factors of a chunk."""
         return 3 * self._total.nbytes
 
     def add(self, factors: Factors) -> None:

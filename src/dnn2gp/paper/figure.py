@@ -81,7 +81,7 @@ class FigureResult:
             return FigureResult(figure, known["config"], arrays, claims, seconds, resumed, known["versions"])
         except (ValueError, KeyError, TypeError, OSError, BadZipFile) as error:
             raise FileFormatError(
-                f"{folder} holds no complete result of {figure} ({error}). Run the figure again."
+                f"{folder} does not hold a complete result of {figure} ({error}). Run the figure again."
             ) from error
 
 

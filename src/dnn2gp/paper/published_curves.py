@@ -37,7 +37,7 @@ def evidence_claim(
     theirs_too: bool,
     start: float = 0.0,
 ) -> Claim:
-    """Compare point by point, judging from δ = `start` on; without a verdict if the data are not the paper's."""
+    """Compare point by point, judging from δ = `start` on; without a verdict if the data is not the paper's."""
     ours, theirs = paper.places(deltas)
     gaps = np.abs(own[ours] / np.array(paper.evidence)[theirs] - 1)
     judged = deltas[ours] > 0.99 * start

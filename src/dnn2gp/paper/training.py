@@ -58,7 +58,7 @@ class TrainConfig:
     initial_precision: float | None = None
     """Σ_0⁻¹; None: N / (10 T)."""
     temperature: float = 1.0
-    """T of a posterior ∝ p(D|w)^{1/T} p(w); below 1 for few data, where T = 1 stays near the prior."""
+    """T of a posterior ∝ p(D|w)^{1/T} p(w); below 1 for little data, where T = 1 stays near the prior."""
     momentum: float = 0.9
     num_samples: int = 1
     networks: int = 30

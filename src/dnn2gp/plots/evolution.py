@@ -128,7 +128,7 @@ def _posterior(
 
 
 def _limits(y: np.ndarray, mean: np.ndarray, epistemic: np.ndarray, noise: float) -> tuple[float, float]:
-    """A range of y that shows the data and most of the last posterior, whatever the width of the first bands."""
+    """A range of y that shows the data and most of the last posterior, regardless of the width of the first bands."""
     spread = 2.5 * float(np.median(np.sqrt(epistemic**2 + noise**2)))
     low, high = min(y.min(), np.percentile(mean, 5)), max(y.max(), np.percentile(mean, 95))
     margin = max(spread, 0.35 * float(high - low))

@@ -1,6 +1,6 @@
 """`dnn2gp demo`: train a small network on handwritten digits, turn it into a GP, and compare the two.
 
-The data are the 1797 digits of 8 × 8 pixels that come with scikit-learn; nothing is downloaded.
+The data consists of the 1797 digits of 8 × 8 pixels that come with scikit-learn; nothing is downloaded.
 """
 
 from dnn2gp.support.optional import needs_extra

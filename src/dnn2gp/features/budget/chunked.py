@@ -59,8 +59,8 @@ class Chunked(ABC):
         """Uᵀ φ_w(x)ᵀ of each example by blocks, with its cotangents U (default: the identity, so that it is φᵀ).
 
         U (N × Q × R) may be a function of the outputs, such as a likelihood's `noise_precision_root`: it is then called
-        in the forward pass that is made anyway. `apart` asks for the inputs and output gradients of each layer instead
-        of their sums over positions.
+        in the forward pass, which is needed anyway. `apart` asks for the inputs and output gradients of each layer
+        instead of their sums over positions.
         """
 
     def least_bytes(self, inputs: Inputs, num_rows: int) -> int:

@@ -160,7 +160,7 @@ def plan_pairs(
     block = max(1, min(left.most, other.most, _BLOCK_ROWS // rows if whole else left.most))
     block = max(1, min(block, max(left.num_examples, other.num_examples)))
     while True:
-        # A block is multiplied, or made, beside one block of factors on each side.
+        # A block is multiplied, or made, while one block of factors on each side is in memory.
         fixed = max(product(block), left.need(max(block, left.fewest)), other.need(max(block, other.fewest)))
         least = fixed + block * (left.kept + other.kept)
         if least <= space or block == 1:

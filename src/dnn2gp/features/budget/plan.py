@@ -99,7 +99,7 @@ class MemoryTrial:
         return MemoryTrial(self.factors, self.made.plus(fixed))
 
     def then(self, use: Callable[[Factors], object], fixed: int = 0) -> MemoryTrial:
-        """With a use that is always made of them, and `fixed` more bytes during it."""
+        """Followed by a use that always occurs, with `fixed` more bytes during it."""
         return MemoryTrial(self.factors, self.need(use, fixed))
 
     def need(self, use: Callable[[Factors], object], fixed: int = 0) -> Peak:

@@ -55,7 +55,7 @@ class Dense(Structure):
 
 @final
 class DensePrecision(Precision):
-    """Σ⁻¹ = L Lᵀ, held and factorised in float64 whatever the dtype of the weights."""
+    """Σ⁻¹ = L Lᵀ, stored and factorised in float64 regardless of the dtype of the weights."""
 
     structure = Dense()
 

@@ -5,7 +5,7 @@
   const WIDEST = 640; // pixels of a whole map
   const BAR = 12, GAP = 3; // pixels of a class bar, and between it and the map
   const SCALE = 78, LINE = 16; // pixels for the colour bar, and for each line of its label
-  const LETTER = 7; // pixels, about, of a letter beside the axes
+  const LETTER = 7; // approximate pixels of a letter next to the axes
   const FONT = { family: "system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif", size: 12, color: "#1f2328" };
 
   const read = (element) => JSON.parse(element.textContent);
