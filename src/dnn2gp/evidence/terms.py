@@ -12,6 +12,7 @@ evidence log N(ỹ | Jm, Λ⁻¹ + K) of the transformed regression; at a minimu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from jaxtyping import Float
@@ -20,7 +21,7 @@ from torch import Tensor
 from dnn2gp.inference import Posterior
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.network.layout import Layout
-from dnn2gp.support.errors import InputError
+from dnn2gp.support.errors import InputError, NotFiniteError
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.structures import DiagonalPrecision
 
@@ -91,7 +92,7 @@ class EvidenceGradient:
 def evidence(posterior: Posterior) -> Evidence:
     """The log marginal likelihood of the data of a posterior."""
     model = posterior.model
-    return Evidence(
+    found = Evidence(
         log_likelihood=model.expansion.log_likelihood.item(),
         prior_penalty=0.5 * model.prior.squared_distance(model.expansion.anchor).item(),
         complexity=0.5 * posterior.log_det_ratio().item(),
@@ -99,6 +100,9 @@ def evidence(posterior: Posterior) -> Evidence:
         quadratic=model.expansion.quadratic,
         of_step=model.of_step,
     )
+    if not isfinite(found.linear_model):
+        raise NotFiniteError(f"The {found} is not finite. Use float64, or a larger prior precision δ or noise σ.")
+    return found
 
 
 def evidence_gradient(posterior: Posterior, likelihood: Likelihood, layout: Layout) -> EvidenceGradient:

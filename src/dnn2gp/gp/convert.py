@@ -150,7 +150,7 @@ def _prepared(
         function = function.restricted(subset_names(function, subset, checked, network))
     inputs = function.check_inputs(training.inputs)
     likelihood.check_outputs(function.output_shape)
-    targets = likelihood.check_targets(training.targets, training.num_examples, function.num_outputs, function.dtype)
+    targets = likelihood.targets_for(training.targets, training.num_examples, function.output_shape, function.dtype)
     return function, inputs, targets.to(function.device)
 
 

@@ -106,14 +106,14 @@ class GaussianProcess:
 
         Inputs that require a gradient get one: every field of the result can be differentiated with respect to them.
         """
-        latent = self.inference.latent(self.features, self._checked(inputs))
+        latent = self.inference.latent(self.features, self._checked(inputs)).finite()
         kind = Predictive if self.num_maps == 1 else AveragedPredictive
         return kind(
             likelihood=(likelihood or self.likelihood).detached(),
             output_shape=self.network.output_shape,
             outputs=latent.outputs,
             shift=latent.shift,
-            latent_covariance=latent.covariance.to(latent.outputs.dtype),
+            latent_covariance=latent.covariance,
             noise_known=likelihood is not None or not self.likelihood.per_example,
         )
 
@@ -140,12 +140,21 @@ class GaussianProcess:
             )
         extra = read_data(data)
         inputs = self.network.check_inputs(extra.inputs)
-        likelihood = (likelihood or self.likelihood).detached()
+        likelihood = self._own_kind(likelihood).detached()
         network = self.network
-        targets = likelihood.check_targets(extra.targets, extra.num_examples, network.num_outputs, network.dtype)
+        targets = likelihood.targets_for(extra.targets, extra.num_examples, network.output_shape, network.dtype)
         assert isinstance(self.features, NetworkFeatures)
         expansion = Expansion.gauss_newton(self.features, inputs, targets.to(network.device), likelihood)
         return GaussianProcess(self.features, self.inference.conditioned(expansion), self.likelihood)
+
+    def _own_kind(self, likelihood: Likelihood | None) -> Likelihood:
+        """The likelihood of more data: that of the GP, or another one of its kind (a different noise)."""
+        if likelihood is not None and type(likelihood) is not type(self.likelihood):
+            raise InputError(
+                f"likelihood: expected a {type(self.likelihood).__name__}, as this GP has; got "
+                f"{type(likelihood).__name__}. The outputs of one network mean the same for all data."
+            )
+        return likelihood or self.likelihood
 
     def costs(self) -> tuple[Cost, ...]:
         """The cost of each inference for this data and network, the one with the smallest matrix first."""

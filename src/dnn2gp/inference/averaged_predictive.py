@@ -65,9 +65,10 @@ class AveragedPredictive(Predictive):
     @property
     def epistemic_covariance(self) -> Float[Tensor, "N K K"]:
         """The covariance of the average."""
-        slopes = [self.likelihood.mean_jacobian(each.outputs) for each in self.maps]
+        dtype = self.latent_covariance.dtype
+        slopes = [self.likelihood.mean_jacobian(each.outputs.to(dtype)) for each in self.maps]
         slope = torch.cat(slopes, 2) / len(slopes)
-        return slope @ self.latent_covariance @ slope.mT
+        return (slope @ self.latent_covariance @ slope.mT).to(self.outputs.dtype)
 
     def delta(self) -> Float[Tensor, "N *shape"]:
         """The average of h(E f_s)."""

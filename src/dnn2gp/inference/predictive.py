@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
-from dnn2gp.support.errors import InputError, NotPositiveDefiniteError
+from dnn2gp.support.errors import InputError, NotFiniteError, NotPositiveDefiniteError
 from dnn2gp.support.randomness import normal, own_generator
 
 
@@ -36,6 +36,19 @@ class Latent:
             torch.cat([part.shift for part in parts]),
             torch.cat([part.covariance for part in parts]),
         )
+
+    def finite(self) -> Latent:
+        """This, unless a number in it is NaN, or overflows in the dtype of the outputs."""
+        variances = self.covariance.diagonal(dim1=1, dim2=2)
+        for name, values in (("output", self.outputs), ("mean", self.shift), ("variance", variances)):
+            valid = values.to(self.outputs.dtype).isfinite().all(1)
+            if not valid.all():
+                row = int((~valid).nonzero()[0])
+                raise NotFiniteError(
+                    f"The {name} of f at input {row} is not finite. Check the scale of that input, use float64, or "
+                    "choose a larger prior precision δ or noise σ."
+                )
+        return self
 
 
 class Moments(ABC):
@@ -90,7 +103,12 @@ class Predictive(Moments):
     shift: Float[Tensor, "N K"]
     """J(x)(μ − w), zero at a minimum."""
     latent_covariance: Float[Tensor, "N K K"]
-    """J Σ̃ Jᵀ, the covariance of f."""
+    """J Σ̃ Jᵀ, the covariance of f: in float64 if it was computed so.
+
+    Softmax does not see a constant that is added to all logits, and nothing but the prior limits the variance of that
+    constant. With a small δ it is so large that rounding it to float32 would cover all the rest, so it is removed in
+    float64, and results are rounded to the dtype of the outputs.
+    """
     noise_known: bool = True
     """Whether the likelihood defines the noise at these inputs (not if it was given for each training example)."""
 
@@ -116,8 +134,8 @@ class Predictive(Moments):
     @property
     def epistemic_covariance(self) -> Float[Tensor, "N K K"]:
         """D J Σ̃ Jᵀ Dᵀ: what the model does not know."""
-        slope = self.likelihood.mean_jacobian(self.outputs)
-        return slope @ self.latent_covariance @ slope.mT
+        slope = self.likelihood.mean_jacobian(self.outputs.to(self.latent_covariance.dtype))
+        return (slope @ self.latent_covariance @ slope.mT).to(self.outputs.dtype)
 
     @property
     def aleatoric(self) -> Float[Tensor, "N *shape"]:
@@ -140,18 +158,24 @@ class Predictive(Moments):
                 f"probit: expected a likelihood for classification; got {type(self.likelihood).__name__}. Use "
                 "delta() or monte_carlo()."
             )
-        return self._shaped(self.likelihood.probit(self.latent_mean, self.latent_covariance))
+        covariance = self.latent_covariance
+        averaged = self.likelihood.probit(self.latent_mean.to(covariance.dtype), covariance)
+        return self._shaped(averaged.to(self.outputs.dtype))
 
     def monte_carlo(
         self, num_samples: int = 1000, generator: torch.Generator | None = None
     ) -> Float[Tensor, "N *shape"]:
         """E[h(f)] ≈ (1/S) Σ_s h(f_s), f_s ~ N(E f, J Σ̃ Jᵀ)."""
-        samples = self.sample_latent(num_samples, generator)
+        samples = self._wide_samples(num_samples, generator)
         means = self.likelihood.mean(samples.flatten(0, 1)).unflatten(0, samples.shape[:2])
-        return self._shaped(means.mean(0))
+        return self._shaped(means.mean(0).to(self.outputs.dtype))
 
     def sample_latent(self, num_samples: int, generator: torch.Generator | None = None) -> Float[Tensor, "S N K"]:
         """f ~ N(E f, J Σ̃ Jᵀ), independently for each input (for samples of whole functions, see GaussianProcess)."""
+        return self._wide_samples(num_samples, generator).to(self.outputs.dtype)
+
+    def _wide_samples(self, num_samples: int, generator: torch.Generator | None) -> Float[Tensor, "S N K"]:
+        """f, in the dtype of its covariance."""
         if num_samples < 1:
             raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
         root = psd_root(self.latent_covariance)

@@ -24,6 +24,8 @@ class Likelihood(ABC):
     """
 
     name: ClassVar[str]
+    flattens: ClassVar[bool] = True
+    """Whether targets have one value per output, so that targets of several axes are flattened as outputs are."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -33,6 +35,23 @@ class Likelihood(ABC):
     @abstractmethod
     def check_targets(self, targets: object, num_examples: int, num_outputs: int, dtype: torch.dtype) -> Tensor:
         """The targets in this likelihood's canonical form, or an `InputError` that says what to change."""
+
+    def targets_for(
+        self, targets: object, num_examples: int, output_shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
+        """`check_targets` for a network whose output for one example has this shape.
+
+        Targets of several axes must have the axes of the outputs: N × 3 × 2 targets of N × 2 × 3 outputs would flatten
+        to as many columns, but to others.
+        """
+        shape = tuple(targets.shape[1:]) if isinstance(targets, Tensor) else ()
+        given, wanted = (tuple(size for size in own if size > 1) for own in (shape, output_shape))
+        if self.flattens and len(given) > 1 and len(wanted) > 1 and given != wanted:
+            raise InputError(
+                f"targets: expected the shape of the network's outputs, {('N', *output_shape)}; got {('N', *shape)}. "
+                "Permute the axes of the targets, or flatten them to N × K in the order of the outputs."
+            )
+        return self.check_targets(targets, num_examples, math.prod(output_shape), dtype)
 
     def check_outputs(self, shape: tuple[int, ...]) -> None:
         """Reject a network if its output shape for one example is not supported; by default, every shape is."""

@@ -26,6 +26,7 @@ class CategoricalLikelihood(ClassificationLikelihood):
     """
 
     name: ClassVar[str] = "categorical"
+    flattens: ClassVar[bool] = False
 
     def check_outputs(self, shape: tuple[int, ...]) -> None:
         """Accept only one logit per class."""

@@ -40,6 +40,7 @@ class CustomLikelihood(Likelihood):
     """
 
     name: ClassVar[str] = "custom"
+    flattens: ClassVar[bool] = False
 
     def __init__(
         self,

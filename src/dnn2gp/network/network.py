@@ -45,7 +45,7 @@ _BATCH_CAUSES = (
 
 
 # The most examples that are probed.
-_PROBED = 16
+_PROBED = 4
 
 
 class Network:
@@ -92,6 +92,7 @@ class Network:
             self.weights: Float[Tensor, " P"] = self.layout.flatten(values)
             self._frozen = FrozenWeights.of({name: tensors[name] for name in parameters if name not in set(trainable)})
             self._buffers = {name: tensors[name] for name in buffers}
+            self._renormed = [f"{name}.weight".lstrip(".") for name, part in module.named_modules() if _renorms(part)]
             self._spread = _spreads(module, inputs)
             self._example = map_inputs(lambda leaf: leaf.detach().clone(), take(inputs, slice(0, 1)))
             self._draws = True
@@ -228,6 +229,7 @@ class Network:
         inputs = map_inputs(torch.clone, inputs)
         buffers = {name: buffer.clone() for name, buffer in self._buffers.items()}
         tensors = {**self.layout.unflatten(weights), **self._frozen.tensors, **buffers}
+        tensors |= {name: tensors[name].clone() for name in self._renormed if name in tensors}  # changed in forward
         args, kwargs = self.arguments(inputs)
         random = global_states_kept(self.device) if self._draws else nullcontext()
         with random:
@@ -298,6 +300,11 @@ def _own_tensors(
             shared = name not in trainable and not value.is_inference()
             own[name] = nn.Parameter(value if shared else value.clone(), requires_grad=name in trainable)
     return own
+
+
+def _renorms(module: nn.Module) -> bool:
+    """Whether a module scales its weights in forward, as embeddings with max_norm do."""
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
 
 
 def _spreads(module: nn.Module, inputs: Inputs) -> bool:

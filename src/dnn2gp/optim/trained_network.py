@@ -110,7 +110,7 @@ class TrainedNetwork:
         found = check_inputs(inputs)
         function = self._engine(found).network
         checked = function.check_inputs(found)
-        own = self.likelihood.check_targets(targets, num_examples(checked), function.num_outputs, function.dtype)
+        own = self.likelihood.targets_for(targets, num_examples(checked), function.output_shape, function.dtype)
         return Data(checked, own.to(function.device))
 
     def features(self, inputs: Inputs | None = None) -> NetworkFeatures:

@@ -22,6 +22,10 @@ class MemoryBudgetError(MemoryError):
     """A computation that does not fit into the memory budget; the message lists the sizes and the alternatives."""
 
 
+class NotFiniteError(ArithmeticError):
+    """A number that overflows, or is not a number; the message says which, and what to change."""
+
+
 class DivergedError(ArithmeticError):
     """A training step whose loss or weights are not finite; the state before the step is kept."""
 
@@ -41,6 +45,7 @@ class MissingExtraError(ImportError):
 EXPECTED = (
     InputError,
     NetworkError,
+    NotFiniteError,
     NotPositiveDefiniteError,
     MemoryBudgetError,
     DivergedError,

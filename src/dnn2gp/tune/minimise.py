@@ -89,7 +89,7 @@ def train_to_minimum(network: nn.Module, data: Data, likelihood: Likelihood, pri
     if layout.num_weights <= _DENSE and isinstance(inputs, Tensor) and inputs.is_floating_point():
         start = layout.flatten(dict(network.named_parameters())).detach().double()[None]
         function = Network(network, inputs)
-        targets = likelihood.check_targets(data.targets, data.num_examples, function.num_outputs, function.dtype)
+        targets = likelihood.targets_for(data.targets, data.num_examples, function.output_shape, function.dtype)
         ensemble = Ensemble(network, inputs[None], targets[None], likelihood, prior_precision[None])
         if ensemble.batches():
             gain = torch.full((1,), _NOTHING, dtype=torch.float64)
@@ -104,7 +104,7 @@ def _lbfgs(network: nn.Module, data: Data, likelihood: Likelihood, prior_precisi
 
     function = Network(network, data.inputs)
     inputs = function.check_inputs(data.inputs)
-    targets = likelihood.check_targets(data.targets, data.num_examples, function.num_outputs, function.dtype)
+    targets = likelihood.targets_for(data.targets, data.num_examples, function.output_shape, function.dtype)
     targets, delta = targets.to(function.device), prior_precision.to(function.weights)
 
     def loss(point: np.ndarray) -> tuple[float, np.ndarray]:

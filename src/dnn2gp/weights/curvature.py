@@ -18,6 +18,7 @@ from torch import Tensor
 from dnn2gp.features import NetworkFeatures
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network.data import Data
+from dnn2gp.support.errors import NetworkError
 from dnn2gp.support.memory import require
 
 
@@ -129,9 +130,21 @@ class ExactHessian(Curvature):
         hessian = features.ggn(batch.inputs, likelihood.noise_precision_root(outputs, batch.targets))
         eye = torch.eye(size, dtype=features.anchor.dtype, device=features.anchor.device)
         second = features.residual_curvature(batch.inputs, residual, eye).double()
+        _check_symmetric(second, features.anchor.dtype)
         hessian += 0.5 * (second + second.T)
         own = hessian if dense else hessian.diagonal()
         return _evaluation(features, batch, likelihood, outputs, residual.unsqueeze(-1), own)
+
+
+def _check_symmetric(second: Float[Tensor, "P P"], dtype: torch.dtype) -> None:
+    """Second derivatives commute; where they do not, torch's double backward is wrong (weight_norm, for instance)."""
+    gap, size = (second - second.T).abs().max().item(), second.abs().max().item()
+    if not gap <= 1e4 * torch.finfo(dtype).eps * size:
+        raise NetworkError(
+            f"network: its second derivatives are not symmetric (they differ by {gap:.3g}, the largest is {size:.3g}): "
+            "torch differentiates one of its layers wrongly, as it does with weight_norm. Remove such a layer "
+            "(torch.nn.utils.parametrize.remove_parametrizations), or use VOGGN, OGGN, VOGN or OGN."
+        )
 
 
 def _evaluation(

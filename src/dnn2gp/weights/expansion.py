@@ -18,7 +18,7 @@ from torch import Tensor
 from dnn2gp.features import FeatureMap, GradientFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.network.inputs import Inputs, concatenate, num_examples, same_form
-from dnn2gp.support.errors import InputError
+from dnn2gp.support.errors import InputError, NotFiniteError
 from dnn2gp.support.randomness import normal
 
 
@@ -42,8 +42,8 @@ class Expansion:
         return Expansion(
             features=features,
             inputs=inputs,
-            residual=likelihood.residual(outputs, targets),
-            root=likelihood.noise_precision_root(outputs, targets),
+            residual=_finite(likelihood.residual(outputs, targets), "residual r = ∂ℓ/∂f", outputs),
+            root=_finite(likelihood.noise_precision_root(outputs, targets), "root S of Λ = ∂²ℓ/∂f²", outputs),
             anchor=features.anchor,
             log_likelihood=likelihood.log_prob(outputs.double(), _double(targets)).sum(),
             quadratic=isinstance(likelihood, GaussianLikelihood),
@@ -55,7 +55,7 @@ class Expansion:
     ) -> Expansion:
         """Gradient features: φ = ∇ℓᵢ(w), v = 1, D = 1."""
         outputs = _outputs(features, inputs)
-        residual = likelihood.residual(outputs, targets)
+        residual = _finite(likelihood.residual(outputs, targets), "residual r = ∂ℓ/∂f", outputs)
         ones = residual.new_ones(len(residual), 1)
         return Expansion(
             features=GradientFeatures(features, inputs),
@@ -172,6 +172,18 @@ def _outputs(features: NetworkFeatures, inputs: Inputs) -> Float[Tensor, "N K"]:
             f"network: expected finite outputs; got NaN or infinity for example {row}. Check that example."
         )
     return outputs
+
+
+def _finite(values: Tensor, what: str, outputs: Float[Tensor, "N K"]) -> Tensor:
+    """Derivatives of the loss, unless they overflow: a log rate of 95 in float32, or σ = 1e-19."""
+    valid = values.isfinite().reshape(len(values), -1).all(1)
+    if not valid.all():
+        row = int((~valid).nonzero()[0])
+        raise NotFiniteError(
+            f"The {what} of example {row} is not finite in {values.dtype}; the network's outputs there are "
+            f"{outputs[row].tolist()[:4]}. Check the scale of the outputs and the noise σ, or use float64."
+        )
+    return values
 
 
 def _double(targets: Tensor) -> Tensor:

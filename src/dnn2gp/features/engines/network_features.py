@@ -16,6 +16,7 @@ from dnn2gp.features.budget.chunked import FEWER, form
 from dnn2gp.features.budget.peak import Peak, peak_of
 from dnn2gp.features.budget.plan import MemoryTrial
 from dnn2gp.features.checks import check_cotangents, check_vectors
+from dnn2gp.features.engines.changed_gradients import derivatives_watched
 from dnn2gp.features.engines.plain_passes import attempt, close, curved, probe_vectors, probed, pulled, pushed
 from dnn2gp.features.feature_map import FeatureMap
 from dnn2gp.features.knowledge import Knowledge
@@ -218,7 +219,8 @@ class NetworkFeatures(FeatureMap):
         """Jᵀu of the first example by a plain backward pass, with errors that say why there is none."""
         cotangent, _ = probe_vectors(self.anchor, 1, self.num_outputs)
         try:
-            return self._pulled_plainly(inputs, cotangent, 0)[:, 0]
+            with derivatives_watched():
+                return self._pulled_plainly(inputs, cotangent, 0)[:, 0]
         except RuntimeError as error:
             if "inplace operation" in str(error):
                 raise NetworkError(

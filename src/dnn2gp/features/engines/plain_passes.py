@@ -14,7 +14,7 @@ from torch.func import jvp
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, map_inputs, num_examples, take
 
-_WARNING_FILTERS = RLock()
+WARNING_FILTERS = RLock()
 """Python's warning filters belong to the process: one thread at a time changes and restores them."""
 
 
@@ -24,7 +24,7 @@ def attempt(function: Callable[[], Tensor]) -> Tensor | None:
     Where torch.func warns that it loops over a layer that has no batching rule, a plain loop is just as good.
     """
     try:
-        with _WARNING_FILTERS, warnings.catch_warnings():
+        with WARNING_FILTERS, warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*batching rule")
             return function()
     except (RuntimeError, ValueError, TypeError, UserWarning):
