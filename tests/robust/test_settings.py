@@ -52,8 +52,8 @@ TYPES = {
         "InputError",
         "expected an instance of a dnn2gp likelihood, e.g. GaussianLikelihood(sigma=0.1) or CategoricalLikelihood()",
     ),
-    "likelihood: class": ("InputError", "or CategoricalLikelihood(); got <class"),
-    "likelihood: loss": ("InputError", "got MSELoss()"),
+    "likelihood: class": ("InputError", "or CategoricalLikelihood(); got the class"),
+    "likelihood: loss": ("InputError", "got MSELoss"),
     "prior: string": (
         "InputError",
         "expected \"evidence\", a number, a mapping from layer to number, or a tensor; got '1'",
@@ -167,7 +167,7 @@ def test_good_priors_agree(value) -> None:
 
 @pytest.mark.parametrize(("decay", "count"), [(0.0, 5), (-1.0, 5), (float("nan"), 5), (0.1, 0)])
 def test_bad_weight_decay(decay: float, count: int) -> None:
-    with pytest.raises(InputError, match=r"expected weight_decay > 0.*num_examples ≥ 1.*; got .*choose a small δ"):
+    with pytest.raises(InputError, match=r"expected weight_decay > 0.*num_examples ≥ 1.*; got .*prior_precision"):
         precision_from_weight_decay(decay, count)
 
 

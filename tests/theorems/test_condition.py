@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dnn2gp import BernoulliLikelihood, Diagonal, FunctionSpace, GaussianLikelihood, WeightSpace, convert
+from dnn2gp import Diagonal, FunctionSpace, GaussianLikelihood, WeightSpace, convert
 from dnn2gp.support.errors import InputError
 from dnn2gp.weights import Expansion
 
@@ -71,15 +71,6 @@ def test_noise_of_its_own_leaves_an_exact_evidence_and_no_gradient_in_sigma(spac
     assert more.evidence_gradient().sigma is None
     same = gp.condition((case.x[5:], case.y[5:]))
     assert same.evidence_gradient().sigma is not None
-
-
-def test_with_another_kind_of_likelihood_the_evidence_is_laplaces():
-    case = problem("gaussian", 9, 1)
-    gp = convert(case.module, (case.x[:5], case.y[:5]), GaussianLikelihood(0.3), case.delta)
-    more = gp.condition((case.x[5:], torch.tensor([0, 1, 1, 0])), BernoulliLikelihood())
-    assert more.evidence().value == more.evidence().laplace
-    assert more.evidence().correction > 1e-3
-    assert more.evidence_gradient().sigma is None
 
 
 @pytest.mark.parametrize(
