@@ -12,7 +12,7 @@ from torch import Tensor
 from dnn2gp.gp.file_header import FORMAT_VERSION, Header
 from dnn2gp.gp.file_schema import Schema
 from dnn2gp.network.inputs import Inputs
-from dnn2gp.support.memory import require
+from dnn2gp.support.memory import default_budget
 from dnn2gp.support.tensor_file import TensorFile, damaged, foreign, write_tensors
 
 _KEY = "dnn2gp"
@@ -25,7 +25,7 @@ def write_file(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -
 
 def weight_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """The shape of every weight and buffer of a saved network by name, without reading any of them."""
-    with TensorFile.open(path, _KEY) as file:
+    with TensorFile.open(path, _KEY, default_budget()) as file:
         entries = {name: own.shape for name, own in file.entries.items() if name.startswith("network/")}
     return {name.removeprefix("network/"): shape for name, shape in entries.items()}
 
@@ -60,11 +60,10 @@ class SavedFile:
             FileFormatError: If an entry is missing, unknown, or not what it must be; the message names it.
             MemoryBudgetError: If the tensors are larger than the budget.
         """
-        with TensorFile.open(path, _KEY) as file:
+        with TensorFile.open(path, _KEY, budget) as file:
             if not file.header:
                 raise foreign(path, _KEY)
             header = Header.decoded(path, file.header)
-            require(file.num_bytes, budget, f"Loading {path}", "Load a GP of fewer examples or weights.")
             schema = Schema(path, header, file.entries, file.read)
             schema.check()
             tensors: dict[str, Tensor] = {}

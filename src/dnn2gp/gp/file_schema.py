@@ -86,10 +86,11 @@ class Schema:
         if frozen or not (tensor.is_floating_point() or tensor.is_complex()):
             return
         likelihood = name == "expansion/log_likelihood"
-        if not all_finite(tensor) and not (likelihood and tensor == -torch.inf):
+        own = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # torch has no sums in float8
+        if not all_finite(own) and not (likelihood and own == -torch.inf):
             raise damaged(self.path, name, "finite numbers", "NaN or infinity")
-        own = tensor.diagonal() if name == "inference/factor" else tensor
         known = not name.startswith(tuple(self._of_others))
+        own = own.diagonal() if known and name == "inference/factor" else own
         if known and _POSITIVE.fullmatch(name) and not bool((own > 0).all()):
             raise damaged(self.path, name, "positive numbers", f"{own.min().item():.3g}")
         if known and _NOT_NEGATIVE.fullmatch(name) and bool((own < 0).any()):
@@ -224,6 +225,8 @@ class Schema:
     def _ranges(self, name: str) -> list[tuple[int, int]]:
         """The ranges of weights of a block: non-empty, and within 0 … P."""
         self._admit(name, Spec((None, 2), (torch.int64,)))
+        if self.entries[name].shape[0] > self.num_weights:
+            raise damaged(self.path, name, f"at most {self.num_weights} ranges", str(self.entries[name]))
         ranges = [(int(start), int(stop)) for start, stop in self.read(name).tolist()]
         if not ranges or not all(0 <= start < stop <= self.num_weights for start, stop in ranges):
             raise damaged(self.path, name, f"ranges of the {self.num_weights} weights", str(ranges[:5]))

@@ -18,7 +18,7 @@ from torch import Tensor
 from dnn2gp.network.inputs import all_finite
 from dnn2gp.support.errors import FileFormatError, InputError
 from dnn2gp.support.json_text import MAX_DEPTH, MAX_DIGITS, parsed_json, short
-from dnn2gp.support.memory import default_budget, require
+from dnn2gp.support.memory import default_budget
 from dnn2gp.support.tensor_file import CHECKSUMS, TensorFile, damaged, write_tensors
 from dnn2gp.weights.online_newton import State
 
@@ -127,9 +127,8 @@ def load_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
         MemoryBudgetError: If it is larger than the memory that is free.
     """
     path = Path(path)
-    with TensorFile.open(path, _KEY) as file:
+    with TensorFile.open(path, _KEY, 2 * default_budget()) as file:
         _check_format(file)
-        require(file.num_bytes, 2 * default_budget(), f"Loading {path}", "Close other programs.")
         text = _bytes_of(file)
         tree = parsed_json(text, f"{path}: {_KEY!r}")
         tensors = {name: file.read(name) for name in file.entries if name != _KEY}

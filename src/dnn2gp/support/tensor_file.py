@@ -26,12 +26,14 @@ from torch import Tensor
 from dnn2gp.support.errors import FileFormatError
 from dnn2gp.support.files import open_regular, write_whole
 from dnn2gp.support.json_text import parsed_json, short
+from dnn2gp.support.memory import require
 
 CHECKSUMS = "sha256"
 """The field of the JSON text that holds the checksum of every tensor, by name."""
 _SEAL = "sha256"
 _METADATA = "__metadata__"
 _LARGEST_HEADER = 100_000_000  # that of safetensors
+_OBJECTS = 32  # bytes of Python objects for one byte of JSON, at most
 _MOST_AXES = 64  # of a torch tensor
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -81,31 +83,33 @@ class TensorFile:
     header: dict[str, Any]
     """The JSON text of the caller, or {} if there is none."""
     entries: dict[str, Entry]
-    num_bytes: int
-    """The size of all tensors."""
     _file: BinaryIO
     _checksums: dict[str, str] | None
 
     @staticmethod
     @contextmanager
-    def open(path: Path, key: str) -> Iterator[TensorFile]:
-        """Open a file that `write_tensors` wrote with this key; every defect is a `FileFormatError`.
+    def open(path: Path, key: str, budget: int) -> Iterator[TensorFile]:
+        """Open a file that `write_tensors` wrote with this key, if header and tensors fit into a budget of bytes.
 
         The file stays open until the end, so that its tensors belong to its header even if it is replaced meanwhile.
+
+        Raises:
+            FileFormatError: For every defect; the message names the entry.
+            MemoryBudgetError: If the file is too large.
         """
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            header = _header(path, file, size)
-            metadata = header.pop(_METADATA, None)
+            header = _header(path, file, size, budget)
+            text = _text(path, header, key)
             entries = _entries(path, header)
             begin = size - _end(path, entries, size - file.tell())
-            text = _text(path, metadata, key)
+            require(size - begin, budget, f"Loading {path}", "Save a GP of fewer examples or weights.")
             moved = {
                 name: Entry(name, own.dtype, own.shape, begin + own.start, begin + own.stop)
                 for name, own in entries.items()
             }
             checksums = _checksums(path, text, entries) if CHECKSUMS in text else None
-            yield TensorFile(path, text, moved, size - begin, file, checksums)
+            yield TensorFile(path, text, moved, file, checksums)
 
     @property
     def has_checksums(self) -> bool:
@@ -183,11 +187,12 @@ def _checksum(dtype: torch.dtype, shape: tuple[int, ...], content: memoryview) -
     return digest.hexdigest()
 
 
-def _header(path: Path, file: BinaryIO, size: int) -> dict[str, Any]:
+def _header(path: Path, file: BinaryIO, size: int, budget: int) -> dict[str, Any]:
     """The JSON header, if the file is as long as it says."""
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(size - 8, _LARGEST_HEADER):
         raise _incomplete(path, f"a header of {length} bytes in a file of {size}")
+    require(_OBJECTS * length, budget, f"The header of {path}", "Save a GP of a network with fewer layers.")
     try:
         header = parsed_json(file.read(length), f"{path}: the safetensors header")
     except FileFormatError as error:
@@ -206,7 +211,7 @@ def _incomplete(path: Path, why: str) -> FileFormatError:
 
 def _entries(path: Path, header: Mapping[str, Any]) -> dict[str, Entry]:
     """The entries of the header in the order of their bytes, each with a known dtype and a place of its size."""
-    found = [_entry(path, name, value) for name, value in header.items()]
+    found = [_entry(path, name, value) for name, value in header.items() if name != _METADATA]
     return {own.name: own for own in sorted(found, key=lambda own: (own.start, own.stop))}
 
 
@@ -241,10 +246,11 @@ def _end(path: Path, entries: Mapping[str, Entry], available: int) -> int:
     return end
 
 
-def _text(path: Path, metadata: object, key: str) -> dict[str, Any]:
+def _text(path: Path, container: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The JSON under `key`, if its checksum is right; {} for a file without metadata."""
-    if metadata is None:
+    if _METADATA not in container:
         return {}
+    metadata = container[_METADATA]
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise damaged(path, _METADATA, "texts by name", short(metadata))
     if key not in metadata:
