@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -43,3 +44,17 @@ def rewrite(
         assert isinstance(changed, dict)
         metadata = sealed("dnn2gp", changed, tensors) if seal else {"dnn2gp": json.dumps(changed)}
     save_file(tensors, path, metadata=metadata)
+
+
+def raw_header(path: Path) -> tuple[dict[str, Any], bytes]:
+    """The header of a safetensors file as it is, and the bytes of its tensors."""
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def with_raw_header(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change the header of a safetensors file, and leave the bytes of its tensors as they are."""
+    header, body = raw_header(path)
+    text = json.dumps(change(header)).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
