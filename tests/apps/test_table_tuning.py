@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -215,16 +216,32 @@ def test_predictions_are_those_of_plain_linear_algebra(finished: tuple[Path, str
 def test_models_that_cannot_be_loaded(finished: tuple[Path, str], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"preprocessing\.json does not exist"):
         load_table_model(tmp_path)
+    shutil.copy(finished[0] / "model.safetensors", tmp_path)
     state = json.loads((finished[0] / "preprocessing.json").read_text())
-    for content, message in (
-        ("{", "not a JSON file"),
-        (json.dumps({**state, "format": 99}), "format 2"),
-        (json.dumps({**state, "network": {}}), "describe a network"),
-        (json.dumps({**state, "columns": [{}]}), "encoding of a table"),
-    ):
+    old = {**{name: value for name, value in state.items() if name != "sha256"}, "format": 2}
+    network, columns = old["network"], old["columns"]
+    contents = {
+        "{": "JSON",
+        "[" * 100_000: "JSON",
+        '{"format": ' + "9" * 5000 + "}": "JSON",
+        json.dumps({**old, "format": 99}): "format",
+        json.dumps({**state, "impute": not state["impute"]}): "sha256",
+        json.dumps({**state, "sha256": None}): "sha256",
+        json.dumps({**old, "network": {}}): "network",
+        json.dumps({**old, "network": {**network, "depth": 10**7}}): "network",
+        json.dumps({**old, "network": {**network, "width": 10**9}}): "network",
+        json.dumps({**old, "network": {**network, "width": "2"}}): "network",
+        json.dumps({**old, "network": {**network, "activation": ["tanh"]}}): "network",
+        json.dumps({**old, "columns": [{}]}): "encoding",
+        json.dumps({**old, "columns": columns[1:]}): "network",
+        json.dumps({**old, "columns": [{**columns[0], "mean": 10**400}, *columns[1:]]}): "encoding",
+    }
+    for content, message in contents.items():
         (tmp_path / "preprocessing.json").write_text(content)
         with pytest.raises(FileFormatError, match=message):
             load_table_model(tmp_path)
+    (tmp_path / "preprocessing.json").write_text(json.dumps(old))  # format 2 has no checksum
+    assert load_table_model(tmp_path).architecture == load_table_model(finished[0]).architecture
 
 
 @pytest.mark.usefixtures("quick")

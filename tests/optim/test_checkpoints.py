@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from optimizing import fresh
 
+from dnn2gp import VOGN
 from dnn2gp.optim import load_checkpoint, save_checkpoint
 from dnn2gp.support.errors import FileFormatError, InputError
 
@@ -24,3 +26,30 @@ def test_checkpoints_hold_trees_and_nothing_else(tmp_path):
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(FileFormatError, match="checkpoint"):
         load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("precision", 3),
+        ("precision", torch.ones(2)),
+        ("momentum", torch.ones(2, dtype=torch.int64)),
+        ("momentum", None),
+        ("momentum_weight", "x"),
+        ("momentum_weight", float("nan")),
+        ("step", 1.5),
+        ("step", -1),
+        ("generator", torch.zeros(5, dtype=torch.uint8)),
+        ("generator", "seed"),
+    ],
+)
+def test_states_of_an_optimizer_that_are_none(name, value):
+    optimizer, *_ = fresh(VOGN)
+    state = optimizer.state_dict()
+    (key,) = [key for key, own in state.items() if isinstance(own, dict) and "momentum_weight" in own]
+    with pytest.raises(FileFormatError, match=name):
+        optimizer.load_state_dict({**state, key: {**state[key], name: value}})
+    not_finite = {**state[key], "precision": state[key]["precision"] * torch.nan}
+    with pytest.raises(FileFormatError, match="precision"):
+        optimizer.load_state_dict({**state, key: not_finite})
+    optimizer.load_state_dict(state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import pickle
 import sys
@@ -34,6 +33,7 @@ from dnn2gp.inference import function_space
 from dnn2gp.support.errors import FileFormatError, InputError, NetworkError
 from dnn2gp.weights import DensePrecision, DiagonalPrecision, Expansion
 
+from robust.saved_files import rewrite
 from robust.support import DELTA, NOISE, mlp, regression, untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
@@ -147,7 +147,7 @@ def test_loading_computes_nothing_again(path, settings: str, monkeypatch) -> Non
     monkeypatch.setattr(function_space, "cholesky", forbidden)
     monkeypatch.setattr(dnn2gp.weights.structures.dense, "cholesky", forbidden)
     load(path, other)
-    assert max(seen) <= 4, "only the probe of a few examples"
+    assert max(seen) <= 16, "only the probe of a few examples"
 
 
 def test_frozen_weights(path) -> None:
@@ -303,38 +303,27 @@ def test_missing_file(path) -> None:
 
 
 def test_folder(tmp_path) -> None:
-    with pytest.raises(FileFormatError, match=r"is a folder; expected a file that dnn2gp.save wrote"):
+    with pytest.raises(FileFormatError, match="folder"):
         load(tmp_path, fresh())
 
 
 def test_another_safetensors_file(path) -> None:
     save_file({"weight": torch.ones(3)}, path)
-    with pytest.raises(
-        FileFormatError, match=r"not one of dnn2gp: it has no 'dnn2gp' header. Give a file that dnn2gp.save"
-    ):
+    with pytest.raises(FileFormatError, match="'dnn2gp'"):
         load(path, fresh())
 
 
-def rewrite(path: Path, change_header=lambda header: header, change_tensors=lambda tensors: tensors) -> None:
-    with safe_open(path, framework="pt") as file:
-        header = json.loads(file.metadata()["dnn2gp"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    header = change_header(header)
-    text = header if isinstance(header, str) else json.dumps(header)
-    save_file(change_tensors(tensors), path, metadata={"dnn2gp": text})
-
-
-@pytest.mark.parametrize("found", [3, 0, "1", None])
+@pytest.mark.parametrize("found", [4, 0, "1", None, True])
 def test_another_format_version(saved, found) -> None:
     rewrite(saved, lambda header: {**header, "format": found, "dnn2gp": "9.9"})
-    with pytest.raises(FileFormatError, match=rf"format {found} \(dnn2gp 9.9\)"):
+    with pytest.raises(FileFormatError, match=rf"format .*{found}.*9.9"):
         load(saved, fresh())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '"text"'])
 def test_header_that_is_none(saved, text: str) -> None:
     rewrite(saved, lambda _: text)
-    with pytest.raises(FileFormatError, match=r"header is not JSON|format None"):
+    with pytest.raises(FileFormatError, match=r"'dnn2gp'|format None"):
         load(saved, fresh())
 
 
@@ -355,7 +344,9 @@ def test_header_with_nonsense(saved, key: str, value) -> None:
     if key == "likelihood" and value == "nonsense":
         error, match = InputError, "likelihood: expected one of .*'gaussian'.* got 'nonsense'"
     elif key == "inputs" and value == ["nonsense"]:
-        error, match = InputError, "forward fails on"
+        error, match = InputError, "inputs: "
+    elif key == "trainable" and value == ["nonsense"]:
+        error, match = FileFormatError, "'network/nonsense'"
     else:
         error, match = FileFormatError, f"header has {key} = "
     with pytest.raises(error, match=match):
@@ -377,7 +368,7 @@ def test_files_of_format_1_are_read(path, settings: str) -> None:
     gp = convert(mlp(), (x, y), NOISE, DELTA, **SETTINGS[settings])
     save(gp, path)
     old = {"format": 1, "inference": gp.inference.name, "structure": "diagonal" if settings == "diagonal" else "dense"}
-    rewrite(path, lambda header: {**header, **old})
+    rewrite(path, lambda header: {**header, **old}, seal=False)
     unchanged(gp, load(path, fresh()), x)
 
 

@@ -150,9 +150,11 @@ def test_the_result_is_saved_and_read_again(tmp_path):
     (tmp_path / "tuning.json").write_text('{"format": 1}')
     with pytest.raises(FileFormatError, match="not a complete tuning result"):
         tune.TuningResult.load(tmp_path / "tuning.json")
-    (tmp_path / "tuning.json").write_text("no json")
-    with pytest.raises(FileFormatError, match="not a tuning result"):
-        tune.TuningResult.load(tmp_path / "tuning.json")
+    infinite = json.dumps({**found.state(), "evidence": 10**400})
+    for content in ("no json", "[" * 100_000, "9" * 10_000, infinite):
+        (tmp_path / "tuning.json").write_text(content)
+        with pytest.raises(FileFormatError, match="tuning result"):
+            tune.TuningResult.load(tmp_path / "tuning.json")
     with pytest.raises(InputError, match="expected one of the settings"):
         found.curve("depth")
     with pytest.raises(InputError, match="expected one of the values"):

@@ -12,7 +12,8 @@ from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
 from dnn2gp.support.errors import FileFormatError, InputError
-from dnn2gp.support.files import write_text
+from dnn2gp.support.files import read_regular, write_text
+from dnn2gp.support.json_text import parsed_json
 
 Setting: TypeAlias = "float | int | str | bool | None"
 
@@ -124,11 +125,7 @@ class TuningResult:
     @staticmethod
     def load(path: str | PathLike[str]) -> TuningResult:
         """The inverse of `save`."""
-        try:
-            state = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise FileFormatError(f"{path} is not a tuning result ({error}). Give a file that save wrote.") from error
-        return TuningResult.from_state(state, str(path))
+        return TuningResult.from_state(parsed_json(read_regular(Path(path)), f"{path}: tuning result"), str(path))
 
     def state(self) -> dict[str, Any]:
         """The result as JSON values."""
@@ -158,7 +155,7 @@ class TuningResult:
                 converged=bool(state["converged"]),
                 notes=tuple(state["notes"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileFormatError(f"{where} is not a complete tuning result ({error!r}). Save it again.") from error
 
 

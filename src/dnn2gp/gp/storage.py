@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
@@ -12,21 +13,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.features import FeatureMap, GradientFeatures, LayerwiseFeatures, NetworkFeatures, StackedFeatures
-from dnn2gp.gp.file_format import FORMAT_VERSION, SavedFile, form, write_file
+from dnn2gp.gp.file_format import SavedFile, form, write_file
+from dnn2gp.gp.file_header import Header
+from dnn2gp.gp.file_schema import CHECKED_EXAMPLES
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.inference import LinearModel
 from dnn2gp.likelihoods import CustomLikelihood, Likelihood, likelihood_from_state
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, leaves, take
-from dnn2gp.support.errors import InputError, NetworkError
+from dnn2gp.support.errors import EXPECTED, FileFormatError, InputError, NetworkError, NotPositiveDefiniteError
+from dnn2gp.support.json_text import short
+from dnn2gp.support.memory import check_budget, default_budget
 from dnn2gp.support.randomness import global_states_kept
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
-
-# The number of examples whose outputs are saved, to check on loading that the network still computes the same.
-_CHECKED = 4
 
 
 def save(gp: object, path: str | PathLike[str]) -> None:
@@ -47,25 +48,28 @@ def load(
 
     A custom likelihood and an engine are code and not in the file: pass them again as `likelihood` and `features`.
     """
-    file = SavedFile.read(Path(path))
+    file = SavedFile.read(Path(path), check_budget(memory_budget) or default_budget())
     header = file.header
-    likelihood = _likelihood(likelihood, header["likelihood"], file.part("likelihood"))
-    inputs = file.inputs()
-    function = Network(_module(network), inputs, state=file.part("network"), trainable=header["trainable"])
+    with _reading(file, "likelihood"):
+        likelihood = _likelihood(likelihood, header.likelihood, file.part("likelihood"))
+    inputs, module = file.inputs(), _module(network)
+    _check_trainable(file, module)
+    function = Network(module, inputs, state=file.part("network"), trainable=header.trainable)
     file = file.to(function.device)
     inputs = function.check_inputs(inputs)
     jacobian = features(function, inputs, memory_budget=memory_budget)
-    of_step, step = header["features"] == "step", file.part("step")
+    of_step, step = header.features == "step", file.part("step")
     own = _at_samples(jacobian, step["samples"]) if of_step else jacobian
-    _check_outputs(own.outputs(take(inputs, slice(0, _CHECKED))), file.part("check")["outputs"])
+    _check_outputs(own.outputs(take(inputs, slice(0, CHECKED_EXAMPLES))), file.part("check")["outputs"])
     expansion = _expansion(header, file.part("expansion"), own, inputs)
     expansion = expansion.anchored(step["anchor"]) if of_step else expansion
-    prior = file.part("prior")
-    model = LinearModel(expansion, Gaussian(prior["mean"], header["prior"].restored(prior)), of_step=of_step)
-    posterior = header["inference"].restored(model, file.part("inference"))
-    tuning = header.get("tuning")
-    known_tuning = None if tuning is None else TuningResult.from_state(tuning, str(path))
-    return GaussianProcess(own, posterior, likelihood, known_tuning)
+    with _reading(file, "prior"):
+        state = file.part("prior")
+        prior = Gaussian(state["mean"], header.prior.restored(state))
+    model = LinearModel(expansion, prior, of_step=of_step)
+    with _reading(file, "inference"):
+        posterior = header.inference.restored(model, file.part("inference"))
+    return GaussianProcess(own, posterior, likelihood, header.tuning)
 
 
 def _header(gp: GaussianProcess) -> dict[str, Any]:
@@ -73,7 +77,6 @@ def _header(gp: GaussianProcess) -> dict[str, Any]:
     features = expansion.features
     gradient = isinstance(features, GradientFeatures)
     return {
-        "format": FORMAT_VERSION,
         "dnn2gp": version("dnn2gp"),
         "likelihood": gp.likelihood.name,
         "trainable": list(gp.network.layout.names),
@@ -94,7 +97,7 @@ def _tensors(gp: GaussianProcess) -> dict[str, Tensor]:
         examples, residual, xs = features.examples(expansion.inputs), xs[-1], xs[:-1]
     parts: dict[str, dict[str, Tensor]] = {
         "network": gp.network.state(),
-        "check": {"outputs": gp.features.outputs(take(examples, slice(0, _CHECKED)))},
+        "check": {"outputs": gp.features.outputs(take(examples, slice(0, CHECKED_EXAMPLES)))},
         "inputs": {str(position): leaf for position, leaf in enumerate(xs)},
         "expansion": {"residual": residual, "root": expansion.root, "log_likelihood": expansion.log_likelihood},
         "prior": {"mean": prior.mean, **prior.precision.state()},
@@ -118,6 +121,31 @@ def _module(network: object) -> object:
         return network
     with global_states_kept():  # a new module draws its first weights
         return network()
+
+
+@contextmanager
+def _reading(file: SavedFile, part: str) -> Iterator[None]:
+    """Name the file and the part where a structure, inference or likelihood does not accept its tensors."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, EXPECTED) and not isinstance(error, NotPositiveDefiniteError):
+            raise
+        raise FileFormatError(
+            f"{file.path}: {part}: its tensors cannot be used ({type(error).__name__}: {short(str(error))}). The file "
+            "is damaged, or its classes are those of another release: save the GP again."
+        ) from error
+
+
+def _check_trainable(file: SavedFile, module: object) -> None:
+    """The weights w must be parameters of the network: a buffer is no weight."""
+    buffers = {name for name, _ in module.named_buffers()} if isinstance(module, nn.Module) else set()
+    for name in file.header.trainable:
+        if name in buffers:
+            raise FileFormatError(
+                f"{file.path}: trainable: expected parameters of the network; got the buffer {name!r}. The file is "
+                "damaged: save the GP again."
+            )
 
 
 def _check_outputs(found: Tensor, saved: Tensor) -> None:
@@ -147,12 +175,12 @@ def _likelihood(given: Likelihood | None, name: str, state: dict[str, Tensor]) -
 
 
 def _expansion(
-    header: dict[str, Any], state: dict[str, Tensor], jacobian: NetworkFeatures | StackedFeatures, inputs: Inputs
+    header: Header, state: dict[str, Tensor], jacobian: NetworkFeatures | StackedFeatures, inputs: Inputs
 ) -> Expansion:
     residual, root, log_likelihood = (state[name] for name in ("residual", "root", "log_likelihood"))
     features: FeatureMap = jacobian
-    if header["features"] == "gradient":
+    if header.features == "gradient":
         assert isinstance(jacobian, NetworkFeatures)
         features = GradientFeatures(jacobian, inputs)
         inputs, residual = GradientFeatures.pair(inputs, residual), residual.new_ones(len(residual), 1)
-    return Expansion(features, inputs, residual, root, jacobian.anchor, log_likelihood, header["quadratic"])
+    return Expansion(features, inputs, residual, root, jacobian.anchor, log_likelihood, header.quadratic)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
+from hashlib import sha256
 from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -15,13 +17,18 @@ import torch
 from dnn2gp.apps.table_tuning.tasks import Task, task_of
 from dnn2gp.apps.table_tuning.training import Architecture
 from dnn2gp.apps.tables import Encoder, Table
+from dnn2gp.gp.file_format import weight_shapes
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.storage import load, save
+from dnn2gp.network.mlp import ACTIVATIONS
 from dnn2gp.support.errors import FileFormatError, InputError
-from dnn2gp.support.files import write_text, write_whole
+from dnn2gp.support.files import read_regular, write_text, write_whole
+from dnn2gp.support.json_text import parsed_json, short
 
 MODEL, PREPROCESSING = "model.safetensors", "preprocessing.json"
-_FORMAT = 2
+_FORMAT = 3
+_READABLE = (2, 3)
+_CHECKSUM = "sha256"
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,27 +68,83 @@ class TableModel:
             **self.encoder.state(),
         }
         save(self.gp, folder / MODEL)
-        write_text(folder / PREPROCESSING, json.dumps(state, indent=1, ensure_ascii=False))
+        text = json.dumps({**state, _CHECKSUM: _checksum(state)}, indent=1, ensure_ascii=False)
+        write_text(folder / PREPROCESSING, text)
         return folder / MODEL, folder / PREPROCESSING
 
 
 def load_table_model(folder: str | PathLike[str]) -> TableModel:
-    """Load the model that `dnn2gp tune --out folder` wrote."""
-    path = Path(folder) / PREPROCESSING
+    """Load the model that `dnn2gp tune --out folder` wrote.
+
+    Raises:
+        InputError: If there is none.
+        FileFormatError: If one of its files is damaged, or the two do not belong together.
+    """
+    path, model = Path(folder) / PREPROCESSING, Path(folder) / MODEL
     if not path.exists():
         raise InputError(f"{path} does not exist. Give the --out folder of a finished `dnn2gp tune`.")
+    state = parsed_json(read_regular(path), str(path))
+    _check_format(path, state)
+    encoder = _encoder(path, state)
+    architecture = _architecture(path, state.get("network"))
+    _check_sizes(path, architecture, model)
+    sizes = (encoder.num_inputs, encoder.target.num_outputs)
+    if sizes != (architecture.num_inputs, architecture.num_outputs):
+        raise FileFormatError(
+            f"{path}: network: expected {sizes[0]} inputs and {sizes[1]} outputs, as its columns have; got "
+            f"{architecture.num_inputs} and {architecture.num_outputs}. Tune again."
+        )
+    return TableModel(load(model, architecture.build), encoder, architecture)
+
+
+def _check_format(path: Path, state: object) -> None:
+    """A format that this release reads and, since format 3, the checksum of everything else."""
+    found = state.get("format") if isinstance(state, dict) else None
+    if not isinstance(state, dict) or type(found) is not int or found not in _READABLE:
+        raise FileFormatError(
+            f"{path} has format {short(found)}; this release reads the formats {_READABLE}. Tune again."
+        )
+    own = {name: value for name, value in state.items() if name != _CHECKSUM}
+    checksum = state.get(_CHECKSUM)
+    if (checksum is not None or found >= 3) and checksum != _checksum(own):
+        raise FileFormatError(
+            f"{path}: {_CHECKSUM}: expected that of the file; got {short(checksum)}. The file was changed or is "
+            "damaged. Tune again."
+        )
+
+
+def _checksum(state: dict[str, Any]) -> str:
+    """The SHA-256 of the fields, whatever their order and layout."""
+    return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def _encoder(path: Path, state: dict[str, Any]) -> Encoder:
+    """The encoding; scikit-learn raises errors of many types for fields that are not what they must be."""
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise FileFormatError(f"{path} is not a JSON file ({error}). Tune again.") from error
-    if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        raise FileFormatError(f"{path} does not have format {_FORMAT}, which this release reads. Tune again.")
-    encoder = Encoder.from_state(state, str(path))
-    try:
-        architecture = Architecture(**state["network"])
-    except (KeyError, TypeError) as error:
-        raise FileFormatError(f"{path} does not describe a network ({error!r}). Tune again.") from error
-    return TableModel(load(Path(folder) / MODEL, architecture.build), encoder, architecture)
+        return Encoder.from_state(state, str(path))
+    except (AttributeError, IndexError, OverflowError) as error:
+        raise FileFormatError(f"{path} does not describe the encoding of a table ({error!r}). Tune again.") from error
+
+
+def _architecture(path: Path, value: object) -> Architecture:
+    """The network, if its sizes are integers and its activation is known."""
+    names = {field.name for field in fields(Architecture)}
+    own = value if isinstance(value, dict) else {}
+    sizes = [size for name, size in own.items() if name != "activation"]
+    whole = all(type(size) is int and 0 <= size < 2**31 for size in sizes)
+    if set(own) != names or not whole or own["activation"] not in list(ACTIVATIONS):
+        raise FileFormatError(f"{path} does not describe a network (network = {short(value)}). Tune again.")
+    return Architecture(**own)
+
+
+def _check_sizes(path: Path, architecture: Architecture, model: Path) -> None:
+    """Refuse a network that is not the saved one, before it is built."""
+    saved = weight_shapes(model)
+    if 2 * (architecture.depth + 1) != len(saved) or architecture.shapes() != saved:
+        raise FileFormatError(
+            f"{path}: network: expected the network of {MODEL}, which has {len(saved)} weight tensors; got "
+            f"{architecture}. Tune again."
+        )
 
 
 def write_predictions(table: Table, predictions: pd.DataFrame, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf, nan
 
 import torch
@@ -36,6 +37,14 @@ class Architecture:
         """A new network with random weights, in float64."""
         sizes = {"width": self.width, "depth": self.depth}
         return mlp(self.num_inputs, self.num_outputs, **sizes, activation=self.activation).double()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each weight of the network by name, without building it."""
+        sizes = [self.num_inputs, *[self.width] * self.depth, self.num_outputs]
+        found: dict[str, tuple[int, ...]] = {}
+        for position, (before, after) in enumerate(pairwise(sizes)):
+            found |= {f"{2 * position}.weight": (after, before), f"{2 * position}.bias": (after,)}
+        return found
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dnn2gp.features.budget.peak import Peak
 from dnn2gp.features.factors import Factors
-from dnn2gp.support.files import check_place
+from dnn2gp.support.files import check_place, move_into_place
 from dnn2gp.support.memory import chunks, require, room
 from dnn2gp.support.progress import track
 
@@ -60,7 +60,7 @@ class KernelBuffer:
             return
         try:
             if kind is None:
-                os.replace(self._part, self.out)
+                move_into_place(self._part, self.out)
         finally:
             self._part.unlink(missing_ok=True)
 
