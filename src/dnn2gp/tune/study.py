@@ -53,7 +53,7 @@ def study(
     if path is not None:
         if path.exists() and not resume:
             raise InputError(f"{path} holds an earlier study. Continue it (resume=True), or choose another folder.")
-        keep_purpose(path.parent, {"seed": seed, **(purpose or {})}, resume=resume)
+        keep_purpose(path.parent, {"seed": seed, **(purpose or {})}, resume=resume, results=(_FILE,))
     with needs_extra("tune", "tune.study"):
         from dnn2gp.tune.optuna_study import run_study  # Optuna takes a while to import
 

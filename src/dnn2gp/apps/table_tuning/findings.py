@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from statistics import fmean
 
 from dnn2gp.apps.table_tuning.config import TableTuningConfig
 from dnn2gp.apps.table_tuning.problem import TableProblem
 from dnn2gp.apps.table_tuning.tasks import Regression, Task
 from dnn2gp.apps.table_tuning.training import TableFit
-from dnn2gp.evidence.tuning_result import Setting, TuningResult
+from dnn2gp.evidence.tuning_result import Setting, TuningResult, mean_and_error
 from dnn2gp.tune.restarts import Fitted
 
 # Settings whose mean log evidences differ by less are about equally good: a factor of e² in probability.
@@ -42,11 +41,14 @@ def data_words(problem: TableProblem) -> str:
 def held_out(tuning: TuningResult, fit: TableFit, calibration: str) -> str:
     """The test error of the chosen setting, compared with the best setting and with a constant prediction."""
     name, label = "test_error", fit.task.short_label
-    means = {words: fmean(values) for words, values in _grouped(tuning, name).items()}
+    means = {words: mean_and_error(values)[0] for words, values in _grouped(tuning, name).items()}
     chosen = setting_words(tuning.best)
     finite = {words: mean for words, mean in means.items() if isfinite(mean)}
-    best = min(finite, key=lambda words: finite[words])
-    other = "the smallest of all settings" if best == chosen else f"smallest: {finite[best]:.4g} with {best}"
+    best = min(finite, key=lambda words: finite[words], default=None)
+    if best is None or best == chosen:
+        other = "no setting has a finite one" if best is None else "the smallest of all settings"
+    else:
+        other = f"smallest: {finite[best]:.4g} with {best}"
     constant = fit.task.constant_error(fit.training.targets, fit.held_out.targets)
     return f"Test {label}: {means[chosen]:.4g} ({other}; {fit.task.constant} gives {constant:.4g}). {calibration}"
 
@@ -113,7 +115,7 @@ def _about_regression(problem: TableProblem, task: Regression, fitted: Fitted) -
 
 def _alike(tuning: TuningResult) -> list[str]:
     """The other settings whose evidence is close to that of the best."""
-    means = {words: fmean(values) for words, values in _grouped(tuning, "evidence").items()}
+    means = {words: mean_and_error(values)[0] for words, values in _grouped(tuning, "evidence").items()}
     best = setting_words(tuning.best)
     return [words for words, mean in means.items() if words != best and means[best] - mean < _ALIKE]
 
@@ -131,7 +133,7 @@ def _about_edges(tuning: TuningResult) -> list[str]:
     found = []
     for name in tuning.names:
         curve = tuning.curve(name)
-        last, others = curve.mean[-1], curve.mean[:-1]
+        last, others = curve.mean[-1], [mean for mean in curve.mean[:-1] if isfinite(mean)]
         if others and curve.best == curve.settings[-1] and last - max(others) > _ALIKE:
             found.append(
                 f"The best {name} is the largest that was tried ({curve.settings[-1]}), and the evidence is still "
