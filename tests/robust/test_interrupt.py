@@ -167,7 +167,7 @@ def test_interrupted_load(tmp_path) -> None:
     assert path.read_bytes() == before
 
 
-# At every instruction of ours ---------------------------------------------------------------------------------------------
+# At every instruction of ours ---------------------------------------------------------------------------------------
 
 
 class Alarm:
@@ -211,7 +211,7 @@ RESTORING = ("network/eval_mode.py", "support/interrupts.py", "network/private_m
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "stride"), [("evaluation", 2), ("statistics", 3), ("network", 83)])
 def test_an_interrupt_at_any_moment_leaves_the_network_as_it_was(kind: str, stride: int) -> None:
-    x, y = regression()
+    x, _ = regression()
 
     def work(module: nn.Module) -> None:
         if kind == "evaluation":
