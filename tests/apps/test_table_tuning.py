@@ -288,6 +288,31 @@ def test_scores_that_are_no_numbers_break_no_report(
     assert "diverged" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("quick", "blank_pictures")
+def test_the_user_is_told_what_each_column_was_taken_for(tmp_path: Path) -> None:
+    frame = flats().assign(day=pd.date_range("2024-01-01", periods=40).strftime("%Y-%m-%d"), year=range(1980, 2020))
+    frame.assign(same=1, code=range(40)).to_csv(tmp_path / "data.csv", index=False)
+    out = tmp_path / "out"
+    options = ("--drop", "code", "--drop-constant", "--repeats", 1, "--out", out)
+    result = invoke(*SMOKE, tmp_path / "data.csv", "--target", "price", *options)
+    assert result.exit_code == 0, result.output
+    report = re.sub(r"<[^>]*>|&#39;", " ", (out / "report.html").read_text(encoding="utf-8"))
+    for text in (spoken(result.output).replace(":", ""), spoken(report)):
+        for words in (
+            "rooms a number", "city a category with 3 levels", "day a date", "year a number; it counts",
+            "code left out, as asked", "same left out, because it is constant",
+        ):  # fmt: skip
+            assert words in text, words
+    assert "day" in {own["name"] for own in json.loads((out / "preprocessing.json").read_text())["columns"]}
+    assert len(load_table_model(out).predict(frame)) == 40
+
+
+@pytest.mark.parametrize("seed", [2**63, -1])
+def test_seeds_that_are_refused(seed: int, table: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="seed"):
+        run(replace(TINY, data=table, out=tmp_path, seed=seed), Console(quiet=True))
+
+
 def test_two_tunings_do_not_share_a_folder(table: Path, tmp_path: Path) -> None:
     with claimed(tmp_path), pytest.raises(InputError, match="out"):
         run(replace(TINY, data=table, out=tmp_path), Console(quiet=True))

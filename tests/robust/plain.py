@@ -33,9 +33,12 @@ from dnn2gp import (
     precision_from_weight_decay,
     tune,
 )
+from dnn2gp.apps.demo import DemoConfig
+from dnn2gp.apps.table_tuning import TableTuningConfig
 from dnn2gp.features import NetworkFeatures
 from dnn2gp.gp import sample_network
 from dnn2gp.network.mlp import mlp as perceptron
+from dnn2gp.paper.training import TrainConfig
 from dnn2gp.weights import DiagonalPrecision
 
 from robust.support import CHECKED, DELTA, NOISE, mlp, regression, untouched
@@ -167,6 +170,12 @@ CASES = {
     "count: rounds": lambda: tune.gradient(mlp(), (X, Y), NOISE, max_rounds=2.5),
     "count: every": lambda: tune.WhileTraining(mlp(), (X, Y), NOISE, every=1.5),
     "count: examples": lambda: precision_from_weight_decay(0.1, 2.5),
+    "count: restarts": lambda: TableTuningConfig(restarts=1.5).check(),
+    "count: widths": lambda: TableTuningConfig(widths=(3.7,)).check(),
+    "count: epochs": lambda: TrainConfig(epochs=2.5).check(),
+    "count: digits": lambda: DemoConfig(num_train=20.5).check(),
+    "seed: train": lambda: TrainConfig(seed=2**63).check(),
+    "seed: demo": lambda: DemoConfig(seed=-1).check(),
     "seed: study": lambda: tune.study(lambda trial: 0.0, num_trials=1, seed=2**63),
     "seed: negative": lambda: tune.study(lambda trial: 0.0, num_trials=1, seed=-1),
     "seed: optimizer": lambda: VOGN(mlp(), NOISE, 10, seed=2**70),

@@ -31,6 +31,7 @@ from dnn2gp.paper.datasets import Images, load_images
 from dnn2gp.paper.networks import lenet5
 from dnn2gp.support.errors import DivergedError, InputError
 from dnn2gp.support.files import write_text
+from dnn2gp.support.numbers import seed_number, whole_number
 from dnn2gp.support.progress import show_progress, track
 from dnn2gp.tune.results_folder import claimed
 from dnn2gp.weights.online_newton import check_positive, check_rate
@@ -100,8 +101,8 @@ class TrainConfig:
         if self.method not in METHODS:
             raise InputError(f"optimizer: expected one of {', '.join(METHODS)}; got {self.method!r}.")
         for name in ("epochs", "batch_size", "num_samples", "networks"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected at least 1; got {getattr(self, name)}.")
+            whole_number(name, getattr(self, name))
+        seed_number("seed", self.seed)
         if self.num_train is not None and self.num_train < self.batch_size:
             raise InputError(f"batch_size: expected at most num_train = {self.num_train}; got {self.batch_size}.")
         (check_positive if self.method == "adam" else check_rate)("lr", self.rate)

@@ -9,6 +9,8 @@ from dnn2gp.apps.table_tuning.config import TableTuningConfig
 from dnn2gp.apps.table_tuning.problem import TableProblem
 from dnn2gp.apps.table_tuning.tasks import Regression, Task
 from dnn2gp.apps.table_tuning.training import TableFit
+from dnn2gp.apps.tables.columns import numbers_the_rows
+from dnn2gp.apps.tables.dates import EPOCH
 from dnn2gp.evidence.tuning_result import Setting, TuningResult, mean_and_error
 from dnn2gp.tune.restarts import Fitted
 
@@ -17,6 +19,8 @@ _ALIKE = 2.0
 # With noise of at least this share of the target's standard deviation, next to nothing is explained.
 _UNEXPLAINED = 0.95
 _FEW_VALUES = 10
+# Columns that are described in the terminal; the report describes all.
+_SHOWN = 30
 
 
 def setting_words(settings: Mapping[str, Setting]) -> str:
@@ -27,7 +31,11 @@ def setting_words(settings: Mapping[str, Setting]) -> str:
 def data_words(problem: TableProblem) -> str:
     """The size of the table, and what was left out or filled in."""
     used = problem.columns.names
-    counts = {"numeric": len(problem.columns.numeric), "categorical": len(problem.columns.categories)}
+    counts = {
+        "numeric": len(problem.columns.numeric),
+        "categorical": len(problem.columns.categories),
+        "of dates": len(problem.columns.dates),
+    }
     columns = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     left_out = [name for name in problem.table.names if name != problem.target and name not in used]
     parts = [f"{problem.table.name}: {len(problem.table):,} rows, {len(used)} columns ({columns})"]
@@ -36,6 +44,33 @@ def data_words(problem: TableProblem) -> str:
     if problem.impute:
         parts.append("missing cells filled in")
     return "; ".join(parts) + "."
+
+
+def taken_for(problem: TableProblem) -> dict[str, str]:
+    """What each column of the table was taken for, in words: what a user has to check."""
+    return {name: _taken_for(problem, name) for name in problem.table.names}
+
+
+def _taken_for(problem: TableProblem, name: str) -> str:
+    columns = problem.columns
+    if name == problem.target:
+        return "the target"
+    if name in columns.categories:
+        return f"a category with {len(columns.categories[name])} levels"
+    if name in columns.dates:
+        return f"a date, as the number of {EPOCH}"
+    if name in columns.numeric:
+        if not numbers_the_rows(problem.table, name):
+            return "a number"
+        return f"a number; it counts up by one: if it only numbers the rows, leave it out with --drop {name!r}"
+    return "left out, because it is constant" if name not in problem.dropped else "left out, as asked (--drop)"
+
+
+def taken_for_words(problem: TableProblem) -> str:
+    """The same for the terminal, in one line for as many columns as a screen holds."""
+    found = [f"{name}: {words}" for name, words in taken_for(problem).items() if name != problem.target]
+    more = f"; and {len(found) - _SHOWN} more, see report.html" if len(found) > _SHOWN else ""
+    return f"Columns: {'; '.join(found[:_SHOWN])}{more}."
 
 
 def held_out(tuning: TuningResult, fit: TableFit, calibration: str) -> str:

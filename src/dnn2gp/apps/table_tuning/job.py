@@ -58,6 +58,7 @@ def run(config: TableTuningConfig, console: Console | None = None) -> TableTunin
     widths, left_out = widths_of(config, everything.num_inputs, everything.target.num_outputs)
     prepare_folder(config.out)
     console.print(Text(_opening(config, problem)))
+    console.print(Text(findings.taken_for_words(problem)))
     fit = _fit(config, problem)
     with claimed(config.out), show_progress():
         tuning = _tune(config, problem, fit, widths, console)

@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 
 from dnn2gp import plots
 from dnn2gp.apps.table_tuning.config import TableTuningConfig
-from dnn2gp.apps.table_tuning.findings import data_words, setting_words
+from dnn2gp.apps.table_tuning.findings import data_words, setting_words, taken_for
 from dnn2gp.apps.table_tuning.problem import TableProblem
 from dnn2gp.apps.table_tuning.tasks import Task
 from dnn2gp.evidence.tuning_result import TuningResult, mean_and_error
@@ -110,6 +110,7 @@ def html(report: Report, images: Mapping[str, bytes]) -> str:
         choice=_choice(report),
         story=_story(report),
         notes=report.notes,
+        columns=taken_for(report.problem),
         headings=[*report.tuning.names, *headings.values()],
         rows=_rows(report, list(headings)),
         units=_units(report),
@@ -154,8 +155,8 @@ def _story(report: Report) -> list[str]:
     often = "once" if config.repeats == 1 else f"{config.repeats} times"
     starts = "one start" if config.restarts == 1 else f"{config.restarts} starts"
     return [
-        f"{data_words(problem)} Target: {problem.target} ({config.task}). Numeric columns were standardised and "
-        f"categorical columns one-hot encoded.{scaled}{test}",
+        f"{data_words(problem)} Target: {problem.target} ({config.task}). Numeric columns (and dates, as "
+        f"days) were standardised and categorical columns one-hot encoded.{scaled}{test}",
         f"Every setting was trained {often} on {len(problem.training):,} rows, from {starts} each time. Every "
         f"training run alternated between updating the weights and choosing {tuned} by the log evidence (log "
         "marginal likelihood) of the training rows. The setting with the largest mean evidence was then trained on "
