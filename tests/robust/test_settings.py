@@ -170,6 +170,7 @@ class Kinked(nn.Module):
 
 
 @quiet
+@pytest.mark.filterwarnings("ignore:.*Error detected in:UserWarning", "ignore:Anomaly Detection:UserWarning")
 def test_a_derivative_that_is_no_number_under_anomaly_detection() -> None:
     module, (x, y) = Kinked(), regression()
     with torch.autograd.set_detect_anomaly(True):

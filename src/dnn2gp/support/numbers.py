@@ -13,14 +13,14 @@ LARGEST_SEED = 2**32 - 1
 
 def whole_number(name: str, value: object, least: int = 1) -> int:
     """`value`, if it is an integer (also of NumPy) of at least `least`: 2.5 samples are a mistake, and so is True."""
-    if isinstance(value, Integral) and not isinstance(value, bool) and value >= least:
+    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least:
         return int(value)
     raise InputError(f"{name}: expected a whole number of at least {least}; got {_shown(value)}.")
 
 
 def seed_number(name: str, value: object) -> int:
     """`value`, if it is an integer from 0 to 2³² − 1."""
-    if isinstance(value, Integral) and not isinstance(value, bool) and 0 <= value <= LARGEST_SEED:
+    if isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) <= LARGEST_SEED:
         return int(value)
     raise InputError(f"{name}: expected a whole number from 0 to {LARGEST_SEED}; got {_shown(value)}.")
 
@@ -38,7 +38,7 @@ def as_float(value: Real | int | float) -> float:
     try:
         return float(value)
     except OverflowError:
-        return inf if value > 0 else -inf
+        return inf if value > 0 else -inf  # pyright: ignore[reportOperatorIssue] (all real numbers are ordered)
 
 
 def _shown(value: object) -> str:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dnn2gp.support.errors import InputError
 from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.randomness import normal
 from dnn2gp.weights.structures import DiagonalPrecision, Precision

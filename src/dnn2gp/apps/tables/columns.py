@@ -127,7 +127,7 @@ def _is_date(table: Table, name: str) -> bool:
     unclear = like_dates(different)
     if unclear.any() and 2 * unclear.sum() > len(different):
         raise InputError(
-            f"{table.name}: column {name!r}: expected dates such as 2024-03-31; got {different[unclear].iloc[0]!r}, "
+            f"{table.name}: column {name!r}: expected dates such as 2024-03-31; got {different.tolist()[int(unclear.argmax())]!r}, "
             f"which can be read in several ways. Write them as year-month-day; or leave the column out with --drop "
             f"{name!r}, or take each date for a category with --categorical {name!r}."
         )
