@@ -74,7 +74,14 @@ def test_flags_take_no_value() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["demo", "--preset", "huge"], "huge"), (["demo", "--seed", "-1"], "--seed"), (["nothing"], "nothing")],
+    [
+        (["demo", "--preset", "huge"], "huge"),
+        (["demo", "--seed", "-1"], "--seed"),
+        (["demo", "--seed", str(2**63)], "--seed"),
+        (["tune", "--seed", str(2**63)], "--seed"),
+        (["train", "--seed", str(2**63)], "--seed"),
+        (["nothing"], "nothing"),
+    ],
 )
 def test_wrong_usage(arguments: list[str], message: str) -> None:
     result = invoke(*arguments)

@@ -18,7 +18,7 @@ from dnn2gp.apps.demo import DemoConfig, DemoResult, build_network, run
 from dnn2gp.apps.demo.job import draw, some_of_each
 from dnn2gp.apps.demo.training import load_data, train
 from dnn2gp.gp.storage import load
-from dnn2gp.support.errors import InputError, NotAMinimumWarning
+from dnn2gp.support.errors import DivergedError, InputError, NotAMinimumWarning
 
 FILES = {"kernel.png", "posterior_mean.png", "uncertainty.png", "uncertainty_maps.png", "gp.safetensors"}
 SMOKE = DemoConfig.preset("smoke")
@@ -205,3 +205,9 @@ def test_presets_have_names() -> None:
     assert DemoConfig.preset("smoke").num_train < DemoConfig().num_train
     with pytest.raises(InputError, match="default, smoke"):
         DemoConfig.preset("fast")
+
+
+def test_a_training_that_diverges_is_no_demo(tmp_path: Path) -> None:
+    config = dataclasses.replace(DemoConfig.preset("smoke"), out=tmp_path, prior_precision=1e308)
+    with pytest.raises(DivergedError, match="prior_precision"):
+        run(config, Console(quiet=True))

@@ -30,6 +30,7 @@ from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import DivergedError, FileFormatError, InputError
 from dnn2gp.tune.restarts import Fitted
+from dnn2gp.tune.results_folder import claimed
 
 SMOKE = ("tune", "--preset", "smoke", "--width", "1,2")
 TINY = replace(TableTuningConfig.preset("smoke"), widths=(2,), repeats=1, max_rounds=1, target="price")
@@ -106,7 +107,7 @@ def finished(table: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
 
 def test_files_and_table(finished: tuple[Path, str]) -> None:
     out, output = finished
-    names = {path.name for path in out.iterdir()} - {"jobs", "purpose.json"}
+    names = {path.name for path in out.iterdir()} - {"jobs", "purpose.json", ".dnn2gp.lock"}
     pictures = {"width.png", "prior_precision.png", "calibration.png"}
     assert names == pictures | {
         "model.safetensors", "predictions.csv", "preprocessing.json", "report.html", "tuning.json",
@@ -283,6 +284,55 @@ def test_depths_no_test_rows_and_a_training_that_diverges(tmp_path: Path, monkey
         assert any(note in each for each in result.notes)
         assert note in report
     assert "--test-share 0" in report
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_scores_that_are_no_numbers_break_no_report(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one repeat of one setting, and in all of them."""
+    call = TableFit.__call__
+
+    def broken(fit: TableFit, width: int, depth: int, repeat: int) -> dict[str, float]:
+        bad = {"test_error": np.nan, "evidence": np.nan if (width, repeat) == (3, 0) else -1.0}
+        return call(fit, width, depth, repeat) | bad
+
+    monkeypatch.setattr("dnn2gp.apps.table_tuning.training.fit_restarts", quick_fit)
+    monkeypatch.setattr(TableFit, "__call__", broken)
+    config = replace(TINY, data=table, widths=(2, 3), repeats=2, out=tmp_path / "out")
+    found = run(config, Console(quiet=True))
+    assert found.tuning.best["width"] == 2
+    assert "diverged" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("quick", "blank_pictures")
+def test_the_user_is_told_what_each_column_was_taken_for(tmp_path: Path) -> None:
+    frame = flats().assign(day=pd.date_range("2024-01-01", periods=40).strftime("%Y-%m-%d"), year=range(1980, 2020))
+    frame.assign(same=1, code=range(40)).to_csv(tmp_path / "data.csv", index=False)
+    out = tmp_path / "out"
+    options = ("--drop", "code", "--drop-constant", "--repeats", 1, "--out", out)
+    result = invoke(*SMOKE, tmp_path / "data.csv", "--target", "price", *options)
+    assert result.exit_code == 0, result.output
+    report = re.sub(r"<[^>]*>|&#39;", " ", (out / "report.html").read_text(encoding="utf-8"))
+    for text in (spoken(result.output).replace(":", ""), spoken(report)):
+        for words in (
+            "rooms a number", "city a category with 3 levels", "day a date", "year a number; it counts",
+            "code left out, as asked", "same left out, because it is constant",
+        ):  # fmt: skip
+            assert words in text, words
+    assert "day" in {own["name"] for own in json.loads((out / "preprocessing.json").read_text())["columns"]}
+    assert len(load_table_model(out).predict(frame)) == 40
+
+
+@pytest.mark.parametrize("seed", [2**63, -1])
+def test_seeds_that_are_refused(seed: int, table: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="seed"):
+        run(replace(TINY, data=table, out=tmp_path, seed=seed), Console(quiet=True))
+
+
+def test_two_tunings_do_not_share_a_folder(table: Path, tmp_path: Path) -> None:
+    with claimed(tmp_path), pytest.raises(InputError, match="out"):
+        run(replace(TINY, data=table, out=tmp_path), Console(quiet=True))
 
 
 # Choices --------------------------------------------------------------------------------------------------------------

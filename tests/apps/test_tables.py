@@ -12,6 +12,8 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from dnn2gp.apps.tables import ClassTarget, Encoder, NumberTarget, Table, choose_columns, read_table
+from dnn2gp.apps.tables.columns import numbers_the_rows
+from dnn2gp.apps.tables.dates import days
 from dnn2gp.support.errors import FileFormatError, InputError
 
 FRAME = pd.DataFrame(
@@ -251,9 +253,125 @@ def test_classes_that_are_refused(values: list[str], message: str) -> None:
 
 
 def test_other_kinds_of_columns_are_refused() -> None:
-    frame = FRAME.assign(day=pd.date_range("2020-01-01", periods=6))
-    with pytest.raises(InputError, match=r"'day' holds datetime64.*--drop 'day'"):
+    for values in (pd.to_timedelta(range(6), unit="D"), np.arange(6) * (1 + 2j)):
+        frame = FRAME.assign(other=values)
+        with pytest.raises(InputError, match="'other'"):
+            choose_columns(Table(frame, "frame"), "price")
+
+
+def test_complex_numbers_are_refused_wherever_they_are_read() -> None:
+    """As the target, and in new rows, where the imaginary part would be dropped."""
+    frame = FRAME.assign(price=FRAME["price"] * 1j, age=FRAME["age"] + 0j)
+    with pytest.raises(InputError, match="'price'"):
+        NumberTarget.fit(Table(frame, "frame"), "price", np.arange(6))
+    with pytest.raises(InputError, match="'age'"):
+        encoder(Table(FRAME, "frame")).inputs(Table(frame, "new"))
+
+
+def test_new_rows_with_a_column_twice_are_refused() -> None:
+    twice = pd.concat([FRAME, FRAME[["age"]]], axis=1)
+    with pytest.raises(InputError, match="'age'"):
+        encoder(Table(FRAME, "frame")).inputs(Table(twice, "new"))
+
+
+# Dates and ids --------------------------------------------------------------------------------------------------------
+
+DATES = {
+    "1970-01-01": 0.0,
+    "1970-01-02": 1.0,
+    "2000/2/29": 11016.0,
+    "0001-01-01": -719162.0,
+    "1970-01-01 12:00": 0.5,
+    "1970-01-01T06:00:00.0": 0.25,
+    "1970-01-01T00:00:00Z": 0.0,
+    "1970-01-01 12:00+02:00": 10 / 24,
+    "1970-01-01 12:00-0130": 13.5 / 24,
+    "2001-02-29": np.nan,
+    "2001-13-01": np.nan,
+    "2001-1-1 24:00": np.nan,
+    "2001-1-1 extra": np.nan,
+    "20010101": np.nan,
+}
+
+
+def test_days_since_the_epoch() -> None:
+    np.testing.assert_allclose(days(pd.Series(list(DATES))), list(DATES.values()), rtol=0, atol=1e-9)
+
+
+def dated(values: object) -> Table:
+    return Table(pd.DataFrame({"day": values, "x": np.arange(28) % 5, "price": np.arange(28.0)}), "frame")
+
+
+@pytest.mark.parametrize("kind", ["text", "datetime64", "with a zone", "date"])
+def test_dates_become_days(kind: str) -> None:
+    """Not 28 categories."""
+    known = pd.date_range("2024-02-01", periods=28)
+    values = {
+        "text": known.strftime("%Y-%m-%d"),
+        "datetime64": known,
+        "with a zone": known.tz_localize("UTC"),
+        "date": known.date,
+    }
+    table = dated(values[kind])
+    columns = choose_columns(table, "price")
+    assert (columns.numeric, columns.dates, columns.categories) == (("x",), ("day",), {})
+    own = encoder(table)
+    expected = StandardScaler().fit_transform(np.arange(28.0)[:, None])[:, 0]
+    np.testing.assert_allclose(own.inputs(table)[:, 1], expected)
+    restored = Encoder.from_state(json.loads(json.dumps(own.state())))
+    np.testing.assert_array_equal(restored.inputs(table), own.inputs(table))
+    with pytest.raises(InputError, match="'day'"):
+        restored.inputs(dated("soon"))
+    assert choose_columns(table, "price", drop=["day"]).names == ("x",)
+
+
+@pytest.mark.parametrize("form", ["%d/%m/%Y", "%m/%d/%y", "%d.%m.%Y", "%d %b %Y", "%B %d, %Y", "%Y-%m", "%d-%b-%y"])
+def test_dates_that_can_be_read_in_several_ways_are_refused(form: str) -> None:
+    table = dated(pd.date_range("2021-02-01", periods=28, freq="33D").strftime(form))
+    with pytest.raises(InputError, match=r"'day'.*--categorical 'day'"):
+        choose_columns(table, "price")
+    assert "day" in choose_columns(dated(["03/04/2024", "04/03/2024"] * 14), "price", categorical=["day"]).categories
+
+
+def test_a_cell_among_dates_that_is_none_is_refused() -> None:
+    values = [*pd.date_range("2024-02-01", periods=27).strftime("%Y-%m-%d"), "2024-02-30"]
+    with pytest.raises(InputError, match="row 28, column 'day'"):
+        choose_columns(dated(values), "price")
+    with pytest.raises(InputError, match=r"row 28, column 'day'.*time zone"):
+        choose_columns(dated([*(f"2024-02-{day:02}T10:00Z" for day in range(1, 28)), "2024-02-28"]), "price")
+
+
+@pytest.mark.parametrize("name", ["id", "ID", "Id", "index", "customer_id", "customerId", "customerID", "Row"])
+def test_ids_are_no_numbers(name: str) -> None:
+    frame = pd.DataFrame({name: np.arange(20)[::-1], "x": np.arange(20) % 3, "price": np.arange(20.0)})
+    with pytest.raises(InputError, match=f"'{name}'.*--drop '{name}'"):
         choose_columns(Table(frame, "frame"), "price")
+    assert choose_columns(Table(frame, "frame"), "price", drop=[name]).numeric == ("x",)
+    repeated = Table(frame.assign(**{name: np.arange(20) // 2}), "frame")  # not an id
+    assert choose_columns(repeated, "price").numeric == (name, "x")
+
+
+@pytest.mark.parametrize("name", ["year", "paid", "PAID", "width", "Unnamed: x"])
+def test_numbers_that_all_differ_are_numbers(name: str) -> None:
+    frame = pd.DataFrame({name: np.arange(20), "price": np.arange(20.0)})
+    assert choose_columns(Table(frame, "frame"), "price").numeric == (name,)
+    assert numbers_the_rows(Table(frame, "frame"), name)
+
+
+# Cells of any length --------------------------------------------------------------------------------------------------
+
+
+def test_cells_that_are_too_long_are_refused_where_they_are(tmp_path: Path) -> None:
+    for text in ("x,y\n1,2\n1," + "9" * 140_000 + "\n", 'x,y\n1,2\n"' + "3,4\n" * 40_000):
+        with pytest.raises(InputError, match=r"data\.csv, line 3"):
+            read_table(written(tmp_path, text))
+
+
+def test_a_long_line_of_short_cells_is_no_long_cell(tmp_path: Path) -> None:
+    """Read with any other separator, it would be."""
+    names = [f"c{i}" for i in range(20_000)]
+    table = read_table(written(tmp_path, ",".join(names) + "\n" + ",".join("1" for _ in names) + "\n"))
+    assert table.names == names
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from dnn2gp.paper.datasets import load_images
 from dnn2gp.paper.networks import lenet5
 from dnn2gp.paper.training import TrainConfig, Training, run
 from dnn2gp.support.errors import DivergedError, InputError
+from dnn2gp.tune.results_folder import claimed
 
 SMOKE = ("train", "mnist", "--preset", "smoke")
 
@@ -57,9 +58,9 @@ def test_command(digits: Path, tmp_path: Path) -> None:
     assert [(score["method"], score["prediction"].split()[0]) for score in scores] == [
         ("vogn", "network"), ("vogn", "average"), ("adam", "network"), ("ogn", "network"), ("ogn", "average"),
     ]  # fmt: skip
-    assert sorted(path.name for path in out.rglob("*") if path.is_file()) == ["checkpoint.safetensors"] * 3 + [
-        "results.json"
-    ]
+    assert sorted(path.name for path in out.rglob("*") if path.is_file()) == [
+        ".dnn2gp.lock", *["checkpoint.safetensors"] * 3, "results.json",
+    ]  # fmt: skip
 
 
 def test_it_learns(digits: Path, tmp_path: Path) -> None:
@@ -181,3 +182,31 @@ def test_lenet5_has_the_weights_of_the_paper() -> None:
     assert sum(w.numel() for w in lenet5(channels=3, side=32).parameters()) == 62_006
     assert torch.equal(lenet5(seed=3)[0].weight, lenet5(seed=3)[0].weight)
     assert not torch.equal(lenet5(seed=3)[0].weight, lenet5(seed=4)[0].weight)
+
+
+def test_a_second_training_in_the_same_folder_is_refused(digits: Path, tmp_path: Path) -> None:
+    """Both would write the same checkpoints; with --resume too."""
+    config = replace(TrainConfig.preset("smoke"), out=tmp_path, method="adam")
+    with claimed(tmp_path):
+        for resume in (False, True):
+            with pytest.raises(InputError, match="out"):
+                run(config, resume=resume)
+    run(config)  # once the first has ended
+
+
+@pytest.mark.parametrize("rate", [1e30, 1e38])
+def test_an_adam_that_diverges_says_so(rate: float, digits: Path, tmp_path: Path) -> None:
+    config = replace(TrainConfig.preset("smoke"), out=tmp_path, method="adam", lr=rate)
+    with pytest.raises(DivergedError, match="lr"):
+        run(config)
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_an_adam_that_diverges_in_its_last_step_says_so(digits: Path, tmp_path: Path) -> None:
+    training = Training(
+        replace(TrainConfig.preset("smoke"), out=tmp_path, method="adam"), load_images("mnist"), resume=False
+    )
+    with torch.no_grad():
+        training.network.get_parameter("0.weight").fill_(torch.nan)
+    with pytest.raises(DivergedError, match="lr"):
+        training.scores()

@@ -9,6 +9,7 @@ import json
 import random
 import sys
 import warnings
+from fractions import Fraction
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -19,8 +20,25 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dnn2gp import VOGN, Diagonal, FunctionSpace, GaussianLikelihood, Kronecker, convert, load, tune
+from dnn2gp import (
+    VOGN,
+    Diagonal,
+    FunctionSpace,
+    GaussianLikelihood,
+    GaussianProcess,
+    Kronecker,
+    convert,
+    diagnose,
+    load,
+    precision_from_weight_decay,
+    tune,
+)
+from dnn2gp.apps.demo import DemoConfig
+from dnn2gp.apps.table_tuning import TableTuningConfig
 from dnn2gp.features import NetworkFeatures
+from dnn2gp.gp import sample_network
+from dnn2gp.network.mlp import mlp as perceptron
+from dnn2gp.paper.training import TrainConfig
 from dnn2gp.weights import DiagonalPrecision
 
 from robust.support import CHECKED, DELTA, NOISE, mlp, regression, untouched
@@ -44,6 +62,16 @@ def predict(inputs: object) -> None:
 
 def engine() -> NetworkFeatures:
     return convert(mlp(), (X, Y), NOISE, DELTA).features
+
+
+def engine_gp() -> GaussianProcess:
+    return convert(mlp(), (X, Y), NOISE, DELTA)
+
+
+def on_meta() -> None:
+    module = mlp()
+    with torch.device("meta"):
+        convert(module, (X, Y), NOISE, DELTA)
 
 
 class Layerdrop(nn.Module):
@@ -113,6 +141,44 @@ CASES = {
     "tune: settings": lambda: tune.grid(lambda **_: 0.0, {"width": [object()]}),
     "tune: fit": lambda: tune.grid(3, {"width": [1]}),
     "tune: objective": lambda: tune.study(3, num_trials=1),
+    "prior: 10**400": lambda: attempt(prior_precision=10**400),
+    "prior: fraction": lambda: attempt(prior_precision=Fraction(10**400, 3)),
+    "prior: 10**400 in a mapping": lambda: attempt(prior_precision={"0": 1.0, "2": 10**400}),
+    "budget: 10**400": lambda: attempt(memory_budget=10**400),
+    "data: sparse": lambda: attempt(data=(X.to_sparse(), Y)),
+    "data: rows": lambda: attempt(data=(X.to_sparse_csr(), Y)),
+    "data: sparse targets": lambda: attempt(data=(X, Y.to_sparse())),
+    "data: meta": lambda: attempt(data=(X.to("meta"), Y)),
+    "data: meta targets": lambda: attempt(data=(X, Y.to("meta"))),
+    "predict: sparse": lambda: predict(X.to_sparse()),
+    "predict: meta": lambda: predict(X.to("meta")),
+    "predict: nested": lambda: predict(torch.nested.nested_tensor([X[0], X[1]])),
+    "device: meta": lambda: on_meta(),
+    "diagnose: number": lambda: diagnose(3),
+    "diagnose: probes": lambda: diagnose(engine_gp(), num_probes=2.5),
+    "diagnose: subset": lambda: diagnose(engine_gp(), subset=0),
+    "diagnose: generator": lambda: diagnose(engine_gp(), generator=3),
+    "count: functions": lambda: engine_gp().sample_functions(2.5),
+    "count: networks": lambda: sample_network(engine_gp(), X, 2.5),
+    "count: weights": lambda: engine_gp().prior.sample(2.5),
+    "count: width": lambda: perceptron(3, 1, width=3.7),
+    "count: depth": lambda: perceptron(3, 1, depth=1.5),
+    "count: true": lambda: perceptron(3, 1, width=True),
+    "count: repeats": lambda: tune.grid(lambda **_: 0.0, {"width": [1]}, repeats=1.5),
+    "count: jobs": lambda: tune.grid(lambda **_: 0.0, {"width": [1]}, num_jobs=1.5),
+    "count: trials": lambda: tune.study(lambda trial: 0.0, num_trials=1.5),
+    "count: rounds": lambda: tune.gradient(mlp(), (X, Y), NOISE, max_rounds=2.5),
+    "count: every": lambda: tune.WhileTraining(mlp(), (X, Y), NOISE, every=1.5),
+    "count: examples": lambda: precision_from_weight_decay(0.1, 2.5),
+    "count: restarts": lambda: TableTuningConfig(restarts=1.5).check(),
+    "count: widths": lambda: TableTuningConfig(widths=(3.7,)).check(),
+    "count: epochs": lambda: TrainConfig(epochs=2.5).check(),
+    "count: digits": lambda: DemoConfig(num_train=20.5).check(),
+    "seed: train": lambda: TrainConfig(seed=2**63).check(),
+    "seed: demo": lambda: DemoConfig(seed=-1).check(),
+    "seed: study": lambda: tune.study(lambda trial: 0.0, num_trials=1, seed=2**63),
+    "seed: negative": lambda: tune.study(lambda trial: 0.0, num_trials=1, seed=-1),
+    "seed: optimizer": lambda: VOGN(mlp(), NOISE, 10, seed=2**70),
     "load: network": lambda: load(sys.argv[1], "network"),
     "load: function": lambda: load(sys.argv[1], lambda: None),
     "load: likelihood": lambda: load(sys.argv[1], mlp(), likelihood="gaussian"),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+import threading
+import warnings
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
@@ -13,6 +18,9 @@ import dnn2gp.gp.file_format
 import dnn2gp.gp.storage
 import dnn2gp.support.files
 from dnn2gp import FunctionSpace, WeightSpace, convert, load, save
+from dnn2gp.network import Network
+from dnn2gp.network.eval_mode import evaluation_mode, statistics_mode
+from dnn2gp.support.errors import TrainModeWarning
 
 from robust.support import DELTA, NOISE, regression, untouched
 
@@ -157,3 +165,101 @@ def test_interrupted_load(tmp_path) -> None:
         with untouched(module), pytest.raises(KeyboardInterrupt):
             load(path, module)
     assert path.read_bytes() == before
+
+
+# At every instruction of ours ---------------------------------------------------------------------------------------
+
+
+class Alarm:
+    """Ctrl-C, as the signal that it is, before the n-th instruction that is run in some files."""
+
+    def __init__(self, stop: int | None, files: tuple[str, ...]) -> None:
+        self.moments, self.stop, self.files = 0, stop, files
+
+    def __enter__(self) -> Alarm:
+        self._before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+        signal.signal(signal.SIGINT, self._before)
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> object:
+        if not frame.f_code.co_filename.endswith(self.files):
+            return None
+        frame.f_trace_opcodes = True
+        self.moments += 1
+        if self.moments == self.stop:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGINT)
+        return self._trace
+
+
+class Uncopyable(Interrupted):
+    """A module that is run itself, in eval mode meanwhile, and sets attributes in both."""
+
+    def __deepcopy__(self, memo: dict) -> nn.Module:
+        raise TypeError("no copies")
+
+
+RESTORING = ("network/eval_mode.py", "support/interrupts.py", "network/private_module.py", "contextlib.py")
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="needs the trace function for itself")
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread")
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "stride"), [("evaluation", 2), ("statistics", 3), ("network", 83)])
+def test_an_interrupt_at_any_moment_leaves_the_network_as_it_was(kind: str, stride: int) -> None:
+    x, _ = regression()
+
+    def work(module: nn.Module) -> None:
+        if kind == "evaluation":
+            with evaluation_mode(module):
+                module(x)
+        elif kind == "statistics":
+            with statistics_mode(module):
+                module(x)
+        else:
+            Network(module, x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrainModeWarning)
+        with Alarm(None, RESTORING) as count:
+            work(Uncopyable(Clock()))
+        assert count.moments > 200
+        interrupted = 0
+        for stop in range(1, count.moments + 1, stride):
+            module = Uncopyable(Clock())
+            handler = signal.getsignal(signal.SIGINT)
+            state = torch.get_rng_state()
+            try:
+                with Alarm(stop, RESTORING):
+                    try:
+                        work(module)
+                    finally:
+                        inside = signal.getsignal(signal.SIGINT)
+                    torch.set_rng_state(state)
+            except KeyboardInterrupt:
+                interrupted += 1
+                torch.set_rng_state(state)
+            assert inside is signal.default_int_handler, stop
+            assert signal.getsignal(signal.SIGINT) is handler
+            assert all(part.training for part in module.modules()), stop
+            assert module.last is None, stop
+            assert torch.backends.mha.get_fastpath_enabled(), stop
+            assert torch.backends.cuda.flash_sdp_enabled(), stop
+        assert interrupted > 30
+
+
+def test_a_handler_that_does_not_raise_does_not_end_eval_mode() -> None:
+    module, noted = Uncopyable(Clock()), []
+    before = signal.signal(signal.SIGINT, lambda *_: noted.append(1))
+    try:
+        with evaluation_mode(module):
+            signal.raise_signal(signal.SIGINT)
+            assert noted
+            assert not module.training
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert module.training

@@ -10,7 +10,7 @@ from sklearn.datasets import make_friedman1
 from torch import nn
 
 from dnn2gp import CategoricalLikelihood, GaussianLikelihood, convert, tune
-from dnn2gp.support.errors import EvidenceWarning, InputError
+from dnn2gp.support.errors import DivergedError, EvidenceWarning, InputError
 from dnn2gp.tune.minimise import train_to_minimum
 
 from reference import brute_force
@@ -203,3 +203,18 @@ def test_what_cannot_be_tuned_is_refused(change, message):
 def test_epochs_that_mean_nothing_are_refused():
     with pytest.raises(InputError, match="every"):
         tune.WhileTraining(network(), data(), GaussianLikelihood(), every=0)
+
+
+def test_a_training_function_that_diverges_is_an_error():
+    def diverges(network, data, likelihood, precision):
+        optimizer = torch.optim.Adam(network.parameters(), lr=1e30)
+        for _ in range(3):
+            optimizer.zero_grad()
+            likelihood.loss(network(data.inputs), data.targets).sum().backward()
+            optimizer.step()
+
+    x = torch.linspace(-1, 1, 8, dtype=torch.float64)[:, None]
+    network = torch.nn.Sequential(torch.nn.Linear(1, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)).double()
+    with pytest.raises(DivergedError, match="train"):
+        tune.gradient(network, (x, x**2), GaussianLikelihood(1e-300), train=diverges)
+    assert all(weight.isfinite().all() for weight in network.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 
 import joblib
 import pytest
@@ -164,3 +165,18 @@ def test_the_result_is_saved_and_read_again(tmp_path):
 def test_a_job_is_named_by_setting_and_repeat():
     assert Job({"a": 1, "b": 2.0}, 0).key == Job({"b": 2.0, "a": 1}, 0).key
     assert len({Job({"a": 1}, 0).key, Job({"a": 1}, 1).key, Job({"a": 2}, 0).key, Job({"a": "1"}, 0).key}) == 4
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -float("inf"), float("inf")])
+def test_a_repeat_that_is_no_number_breaks_no_curve(bad):
+    """Its setting is not chosen and has no mean; the others have theirs."""
+
+    def fit(width, repeat):
+        return {"evidence": bad if (width, repeat) == (2, 1) else -float(width + repeat), "error": bad * repeat}
+
+    found = tune.grid(fit, {"width": [1, 2, 3]}, repeats=2)
+    curve = found.curve("width")
+    assert found.best == {"width": 1}
+    assert [isfinite(mean) for mean in curve.mean] == [isfinite(error) for error in curve.stderr] == [True, False, True]
+    assert curve.best == 1
+    assert not any(map(isfinite, found.curve("width", "error").mean))

@@ -73,5 +73,5 @@ def test_weight_decay_becomes_the_delta_of_the_same_minimum(kind):
 )
 def test_converter_refuses(bad):
     decay, count, keywords = bad
-    with pytest.raises(InputError, match="expected weight_decay > 0"):
+    with pytest.raises(InputError, match="Without weight decay"):
         precision_from_weight_decay(decay, count, **keywords)

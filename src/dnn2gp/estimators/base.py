@@ -7,8 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import isfinite
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, TypeGuard, cast
 
 import numpy as np
@@ -29,6 +28,7 @@ from dnn2gp.inference.predictive import Predictive
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.network.mlp import ACTIVATIONS, mlp
 from dnn2gp.support.errors import EvidenceWarning, InputError, NotAMinimumWarning, warn_user
+from dnn2gp.support.numbers import positive_number, seed_number
 from dnn2gp.tune.restarts import Fitted, fit_restarts
 
 MAX_WEIGHTS = 3000
@@ -93,13 +93,16 @@ def is_evidence(value: object) -> bool:
 
 def number(name: str, value: object) -> float:
     """The value as a float, if it is a finite number > 0."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not (isfinite(float(value)) and float(value) > 0):
-        raise InputError(f'{name}: expected "{EVIDENCE}" or a finite number > 0; got {value!r}.')
-    return float(value)
+    try:
+        return positive_number(name, value)
+    except InputError as error:
+        raise InputError(f'{error} Or use "{EVIDENCE}".') from None
 
 
 def seed_of(random_state: object) -> int:
     """A seed for torch from an int, a RandomState or None; None gives a different one each time."""
+    if isinstance(random_state, Integral):
+        random_state = seed_number("random_state", random_state)
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 

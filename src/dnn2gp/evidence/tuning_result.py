@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite, sqrt
+from math import isfinite, nan, sqrt
 from os import PathLike
 from pathlib import Path
 from statistics import fmean, stdev
@@ -37,7 +37,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Curve:
-    """A value along one setting: means over the repeats, and their standard errors (0 where there is one)."""
+    """A value along one setting: means over the repeats, and their standard errors (0 where there is one).
+
+    Both are NaN where a repeat is not finite: a setting that diverges is not better for its other repeats.
+    """
 
     name: str
     value: str
@@ -75,7 +78,7 @@ class TuningResult:
     def of(method: str, trials: Sequence[Trial], **more: Any) -> TuningResult:
         """The result in which the setting with the largest mean evidence is the best one."""
         groups = _grouped(trials)
-        means = [(fmean(trial.evidence for trial in group), group[0].settings) for group in groups]
+        means = [(mean_and_error([trial.evidence for trial in group])[0], group[0].settings) for group in groups]
         finite = [pair for pair in means if isfinite(pair[0])]
         if not finite:
             raise InputError(
@@ -108,9 +111,8 @@ class TuningResult:
         if all(isinstance(group[0].settings[name], int | float) for group in groups):
             groups.sort(key=lambda group: float(group[0].settings[name]))  # pyright: ignore[reportArgumentType]
         numbers = [[trial.values[value] for trial in group] for group in groups]
-        errors = [stdev(own) / sqrt(len(own)) if len(own) > 1 else 0.0 for own in numbers]
-        settings = [group[0].settings[name] for group in groups]
-        return Curve(name, value, settings, [fmean(own) for own in numbers], errors)
+        means, errors = zip(*map(mean_and_error, numbers), strict=True)
+        return Curve(name, value, [group[0].settings[name] for group in groups], list(means), list(errors))
 
     def __str__(self) -> str:
         """The choice in one line, followed by the notes."""
@@ -157,6 +159,13 @@ class TuningResult:
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileFormatError(f"{where} is not a complete tuning result ({error!r}). Save it again.") from error
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and its standard error, 0 for one value; both are NaN if a value is not finite."""
+    if not all(isfinite(value) for value in values):
+        return nan, nan
+    return fmean(values), stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def _grouped(trials: Sequence[Trial]) -> list[list[Trial]]:

@@ -16,6 +16,7 @@ from dnn2gp.gp.minimum import at_minimum
 from dnn2gp.inference import Inference, LinearModel, Posterior, choose
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
+from dnn2gp.network.anomalies import anomalies_explained
 from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs
 from dnn2gp.support.errors import InputError, NotAMinimumWarning, ProbabilitiesWarning, warn_user
@@ -67,7 +68,7 @@ def convert(
         structure=None if structure is None else Structure.checked("structure", structure),
     )
     _check_callables(features, expansion)
-    with show_progress(progress):
+    with show_progress(progress), anomalies_explained():
         function, inputs, targets = _prepared(network, data, likelihood, subset)
         jacobian = features(function, inputs, memory_budget=memory_budget)
         _look_at_outputs(function.check_company(inputs, jacobian.outputs), likelihood)

@@ -14,6 +14,7 @@ from dnn2gp.gp.minimum import LARGE_GRADIENT, LARGE_STEP, SMALL_GRADIENT, SMALL_
 from dnn2gp.inference import FunctionSpace, LinearModel
 from dnn2gp.network.inputs import take
 from dnn2gp.support.errors import InputError
+from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.randomness import normal
 from dnn2gp.weights.expansion import Expansion
 
@@ -169,7 +170,19 @@ class Diagnosis:
 def diagnose(
     gp: GaussianProcess, num_probes: int = 10, subset: int = 50, generator: torch.Generator | None = None
 ) -> Diagnosis:
-    """Measure whether the network is at a minimum, and how well the approximations behind the GP hold."""
+    """Measure whether the network is at a minimum, and how well the approximations behind the GP hold.
+
+    Args:
+        gp: The GP of a trained network.
+        num_probes: Random directions in which the Hessian is compared with the GGN.
+        subset: The largest number of examples on which the two spaces are compared.
+        generator: Draws the probes; by default, they are the same in every call.
+    """
+    if not isinstance(gp, GaussianProcess):
+        raise InputError(f"gp: expected a GaussianProcess, as convert returns it; got {type(gp).__name__}.")
+    num_probes, subset = whole_number("num_probes", num_probes), whole_number("subset", subset)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InputError(f"generator: expected a torch.Generator or None; got {type(generator).__name__}.")
     if gp.model.of_step:
         raise InputError(
             "diagnose: expected the GP of a trained network (convert); got that of a training step, whose weights "

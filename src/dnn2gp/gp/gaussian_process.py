@@ -20,9 +20,11 @@ from dnn2gp.gp.function_samples import FunctionSamples
 from dnn2gp.inference import AveragedPredictive, Cost, Kernel, LinearModel, Posterior, Predictive, costs
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
+from dnn2gp.network.anomalies import anomalies_explained
 from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs, check_inputs
 from dnn2gp.support.errors import InputError
+from dnn2gp.support.numbers import whole_number
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
 
@@ -106,7 +108,8 @@ class GaussianProcess:
 
         Inputs that require a gradient get one: every field of the result can be differentiated with respect to them.
         """
-        latent = self.inference.latent(self.features, self._checked(inputs)).finite()
+        with anomalies_explained():
+            latent = self.inference.latent(self.features, self._checked(inputs)).finite()
         kind = Predictive if self.num_maps == 1 else AveragedPredictive
         return kind(
             likelihood=(likelihood or self.likelihood).detached(),
@@ -119,8 +122,7 @@ class GaussianProcess:
 
     def sample_functions(self, num_samples: int, generator: torch.Generator | None = None) -> FunctionSamples:
         """Functions drawn from the posterior, which can be evaluated anywhere and as often as needed."""
-        if num_samples < 1:
-            raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
+        num_samples = whole_number("num_samples", num_samples)
         weights = self.inference.sample_weights(num_samples, generator)
         return FunctionSamples(self.features, weights, self.model.expansion.anchor)
 

@@ -13,7 +13,7 @@ from dnn2gp.inference.predictive import Moments
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, check_inputs
-from dnn2gp.support.errors import InputError
+from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.progress import track
 from dnn2gp.weights.gaussian import Gaussian
 
@@ -70,7 +70,7 @@ def sample_network(
 
     The paper's DNN-Laplace uses a diagonal one: posterior = laplace(gp.model.expansion, gp.prior, Diagonal()).
     """
-    check_count(num_samples)
+    num_samples = whole_number("num_samples", num_samples)
     draw = gp.inference.sample_weights if posterior is None else posterior.sample
     return networks_at(gp.network, draw(num_samples, generator), inputs, likelihood or gp.likelihood)
 
@@ -83,10 +83,3 @@ def networks_at(
     with torch.no_grad():
         outputs = [network(each, inputs) for each in track(weights, "sampling networks", total=len(weights))]
     return SampledPredictive(likelihood, network.output_shape, torch.stack(outputs))
-
-
-def check_count(num_samples: int) -> None:
-    """Raise an `InputError` unless there is at least one sample."""
-    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
-        got = num_samples if isinstance(num_samples, int | float) else type(num_samples).__name__
-        raise InputError(f"num_samples: expected an integer of at least 1; got {got}.")

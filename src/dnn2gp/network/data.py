@@ -23,6 +23,7 @@ from torch.utils.data import (
 from dnn2gp.network.inputs import (
     Inputs,
     check_inputs,
+    check_kind,
     concatenate,
     describe,
     leaves,
@@ -99,6 +100,7 @@ def _checked(inputs: Inputs, targets: object, what: str) -> Data:
             f"{what}: expected targets as a torch.Tensor; got {type(targets).__name__}. "
             "Convert arrays with torch.as_tensor(array)."
         )
+    check_kind(targets, f"{what}, targets")
     if targets.ndim == 0 or len(targets) != num_examples(inputs):
         raise InputError(
             f"{what}: expected one target for each of the {num_examples(inputs)} inputs; got targets of shape "

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from threading import Lock
+from contextlib import contextmanager
+from threading import RLock
+from typing import final
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 
+from dnn2gp.support.interrupts import Temporary
 from dnn2gp.support.randomness import USER_STATE
 
 _EMPTY: dict = {}
@@ -50,19 +51,31 @@ class Attributes:
             live[:] = before
 
 
-@contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
+@final
+class evaluation_mode(Temporary):  # noqa: N801 (used like a function)
     """Eval mode and differentiable attention for a user's own module; all flags and attributes are restored after it.
 
     Only one thread at a time may be inside, because the module itself is changed meanwhile.
     """
-    with USER_STATE, differentiable_attention():
-        attributes = Attributes(module)
-        try:
-            set_eval(module)
-            yield
-        finally:
-            attributes.restore()
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._attention = module, differentiable_attention()
+        self._attributes: Attributes | None = None
+        self._locked = False
+
+    def _change(self) -> None:
+        self._locked = USER_STATE.acquire()
+        self._attention._change()
+        self._attributes = Attributes(self._module)
+        set_eval(self._module)
+
+    def _undo(self) -> None:
+        if self._attributes is not None:
+            self._attributes.restore()
+        self._attention._undo()
+        if self._locked:
+            self._locked = False
+            USER_STATE.release()
 
 
 @contextmanager
@@ -89,35 +102,61 @@ def set_eval(module: nn.Module) -> None:
         part.training = False
 
 
-class _MathAttention:
-    """torch's attention settings, which the process shares: set by the first thread to enter, restored by the last.
+class _AttentionSettings:
+    """torch's attention settings, which the process shares: set by the first to enter, restored by the last.
 
     The fused kernels lack forward-mode and second derivatives, and some of them a backward pass.
     """
 
     def __init__(self) -> None:
-        self._lock, self._inside = Lock(), 0
-        self._fast_path = True
-        self._kernel: AbstractContextManager = sdpa_kernel(SDPBackend.MATH)
+        self._lock = RLock()  # taken again by a handler that interrupts its holder
+        self._inside: set[object] = set()
+        self._before: dict[str, bool] = {}
 
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def enter(self, user: object) -> None:
         with self._lock:
             if not self._inside:
-                self._fast_path = torch.backends.mha.get_fastpath_enabled()
-                torch.backends.mha.set_fastpath_enabled(False)
-                self._kernel = sdpa_kernel(SDPBackend.MATH)
-                self._kernel.__enter__()
-            self._inside += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._inside -= 1
-                if not self._inside:
-                    self._kernel.__exit__(None, None, None)
-                    torch.backends.mha.set_fastpath_enabled(self._fast_path)
+                self._before = _attention()
+            self._inside.add(user)  # from here on `leave` restores
+            _set_attention({name: name == _MATH for name in self._before})
+
+    def leave(self, user: object) -> None:
+        with self._lock:
+            if self._inside == {user}:
+                _set_attention(self._before)
+            self._inside.discard(user)
 
 
-differentiable_attention = _MathAttention()
-"""A context in which attention is computed by operations that autograd can differentiate in every mode."""
+_MATH, _FAST_PATH = "math", "fast path"
+_settings = _AttentionSettings()
+
+
+def _attention() -> dict[str, bool]:
+    """Which kernels are enabled, and whether nn.MultiheadAttention may use its fast path."""
+    kernels = torch.backends.cuda
+    return {
+        _MATH: kernels.math_sdp_enabled(),
+        "flash": kernels.flash_sdp_enabled(),
+        "mem_efficient": kernels.mem_efficient_sdp_enabled(),
+        "cudnn": kernels.cudnn_sdp_enabled(),
+        _FAST_PATH: torch.backends.mha.get_fastpath_enabled(),
+    }
+
+
+def _set_attention(enabled: dict[str, bool]) -> None:
+    for name, value in enabled.items():
+        if name == _FAST_PATH:
+            torch.backends.mha.set_fastpath_enabled(value)
+        else:
+            getattr(torch.backends.cuda, f"enable_{name}_sdp")(value)
+
+
+@final
+class differentiable_attention(Temporary):  # noqa: N801 (used like a function)
+    """A context in which attention is computed by operations that autograd can differentiate in every mode."""
+
+    def _change(self) -> None:
+        _settings.enter(self)
+
+    def _undo(self) -> None:
+        _settings.leave(self)

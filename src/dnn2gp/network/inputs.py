@@ -48,6 +48,7 @@ def check_inputs(inputs: object, what: str = "inputs") -> Inputs:
                 f"{what}: expected a torch.Tensor, or a tuple, list or dict of tensors; got {type(leaf).__name__}. "
                 "Convert arrays with torch.as_tensor(array)."
             )
+        check_kind(leaf, what)
         if leaf.ndim == 0:
             raise InputError(
                 f"{what}: expected tensors whose first axis is the examples; got a 0-d tensor. "
@@ -67,6 +68,22 @@ def check_inputs(inputs: object, what: str = "inputs") -> Inputs:
     if lengths == {0}:
         raise InputError(f"{what}: expected at least one example; got none (the first axis has length 0).")
     return inputs  # pyright: ignore[reportReturnType]
+
+
+def check_kind(tensor: Tensor, what: str) -> None:
+    """Refuse tensors without data or without strides, and a default device on which results would have no data."""
+    kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else None
+    kind = "sparse" if kind is None and tensor.layout != torch.strided else kind
+    if kind is not None:
+        advice = {"meta": "Load its values: it has a shape, but no data", "sparse": "Use tensor.to_dense()"}
+        raise InputError(
+            f"{what}: expected a dense tensor with data; got a {kind} tensor. {advice.get(kind, 'Convert it')}."
+        )
+    if torch.empty(0).is_meta:
+        raise InputError(
+            f"{what}: expected a default device that holds data; got meta. Call dnn2gp outside of torch.device('meta') "
+            "and after torch.set_default_device('cpu')."
+        )
 
 
 def describe(inputs: Inputs) -> str:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from torch import nn
 
 from dnn2gp.support.errors import InputError
+from dnn2gp.support.numbers import whole_number
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -19,10 +20,10 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 def mlp(inputs: int, outputs: int, *, width: int = 20, depth: int = 1, activation: str = "tanh") -> nn.Sequential:
     """`depth` hidden layers of `width` units and a linear output layer."""
-    if inputs < 1 or outputs < 1 or width < 1 or depth < 0:
-        raise InputError(
-            f"mlp: expected inputs, outputs and width ≥ 1 and depth ≥ 0; got {inputs}, {outputs}, {width} and {depth}."
-        )
+    inputs, outputs, width = (
+        whole_number(name, size) for name, size in (("inputs", inputs), ("outputs", outputs), ("width", width))
+    )
+    depth = whole_number("depth", depth, 0)
     if activation not in ACTIVATIONS:
         raise InputError(f"activation: expected one of {', '.join(ACTIVATIONS)}; got {activation!r}.")
     layers: list[nn.Module] = []

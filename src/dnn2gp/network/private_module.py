@@ -129,13 +129,15 @@ class _Copy:
     def call(self, tensors: dict[str, Tensor], args: tuple, kwargs: dict[str, Any]) -> object:
         if self._kept:  # parts may have been called since
             self._attributes.restore()
+        self._kept = True  # until the end of the call: an interrupt may leave anything
         try:
             with differentiable_attention():
                 return functional_call(self._module, tensors, args, kwargs)
         finally:
             self._attributes.restore()
-            self._kept = torch.is_grad_enabled()
-            if self._kept:
+            if not torch.is_grad_enabled():
+                self._kept = False
+            else:
                 for name, places in self._places.items():
                     for parameters, key in places:
                         parameters[key] = tensors[name]  # pyright: ignore[reportArgumentType]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dnn2gp.gp.convert import convert_step
 from dnn2gp.gp.gaussian_process import GaussianProcess
-from dnn2gp.gp.network_samples import SampledPredictive, check_count, networks_at
+from dnn2gp.gp.network_samples import SampledPredictive, networks_at
 from dnn2gp.inference import Inference
 from dnn2gp.inference.kernel import Kernel
 from dnn2gp.inference.predictive import Predictive
@@ -28,6 +28,7 @@ from dnn2gp.optim.trained_network import TrainedNetwork
 from dnn2gp.optim.variational_evidence import VariationalEvidence, expected_log_likelihood, linear_model_evidences
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import check_budget, default_budget
+from dnn2gp.support.numbers import seed_number, whole_number
 from dnn2gp.weights.curvature import Curvature
 from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.online_newton import (
@@ -106,8 +107,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         check_rate("lr", lr)
         if precision_lr is not None:
             check_rate("precision_lr", precision_lr)
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise InputError(f"seed: expected an integer; got {seed!r}.")
+        seed = seed_number("seed", seed)
         trained = TrainedNetwork(network, likelihood.detached(), check_budget(memory_budget))
         defaults = {"lr": lr, "precision_lr": precision_lr, "momentum": momentum}
         super().__init__(list(trained.named.values()), defaults)
@@ -189,7 +189,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
 
         The log-likelihood of M < N examples is multiplied by N / M.
         """
-        check_count(num_samples)
+        num_samples = whole_number("num_samples", num_samples)
         batch, method = self._batch(data), self._method()
         method.check_count(batch.num_examples)
         found = expected_log_likelihood(method, self._current(), batch, num_samples, generator)
@@ -202,7 +202,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
 
         The first two need a dense matrix over the weights or over the data, whichever is smaller.
         """
-        check_count(num_samples)
+        num_samples = whole_number("num_samples", num_samples)
         batch, state = self._batch(data), self.snapshot()
         step, plain = linear_model_evidences(self._method(), state, batch, self._beta(), num_samples, generator)
         return VariationalEvidence(step, plain, self.elbo(data, num_samples, generator), num_samples)
@@ -211,7 +211,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         self, inputs: Inputs, num_samples: int = 30, generator: torch.Generator | None = None
     ) -> SampledPredictive:
         """The paper's DNN-VI: predictions of `num_samples` networks w ~ q_t, their mean and both kinds of variance."""
-        check_count(num_samples)
+        num_samples = whole_number("num_samples", num_samples)
         network = self._trained.features(check_inputs(inputs)).network
         return networks_at(network, self.posterior().sample(num_samples, generator), inputs, self.likelihood)
 

@@ -8,7 +8,7 @@ import torch
 
 from dnn2gp.gp.convert import convert_step
 from dnn2gp.network.data import Data
-from dnn2gp.support.errors import InputError
+from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.randomness import own_generator
 from dnn2gp.weights.online_newton import OnlineNewton, State
 
@@ -47,8 +47,7 @@ def linear_model_evidences(
 
     The samples are not stacked: S of them would be S · N transformed outputs, whose density depends on S.
     """
-    if num_samples < 1:
-        raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
+    num_samples = whole_number("num_samples", num_samples)
     one = replace(method, num_samples=min(1, method.num_samples), antithetic=False)
     generator = own_generator(generator, state.mean.device)
     found = []

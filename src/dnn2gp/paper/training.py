@@ -6,7 +6,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -31,7 +31,9 @@ from dnn2gp.paper.datasets import Images, load_images
 from dnn2gp.paper.networks import lenet5
 from dnn2gp.support.errors import DivergedError, InputError
 from dnn2gp.support.files import write_text
+from dnn2gp.support.numbers import seed_number, whole_number
 from dnn2gp.support.progress import show_progress, track
+from dnn2gp.tune.results_folder import claimed
 from dnn2gp.weights.online_newton import check_positive, check_rate
 
 METHODS = ("vogn", "ogn", "adam")
@@ -99,8 +101,8 @@ class TrainConfig:
         if self.method not in METHODS:
             raise InputError(f"optimizer: expected one of {', '.join(METHODS)}; got {self.method!r}.")
         for name in ("epochs", "batch_size", "num_samples", "networks"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected at least 1; got {getattr(self, name)}.")
+            whole_number(name, getattr(self, name))
+        seed_number("seed", self.seed)
         if self.num_train is not None and self.num_train < self.batch_size:
             raise InputError(f"batch_size: expected at most num_train = {self.num_train}; got {self.batch_size}.")
         (check_positive if self.method == "adam" else check_rate)("lr", self.rate)
@@ -172,7 +174,8 @@ class Training:
             try:
                 self._step(self._seen(self.inputs[chosen], position), self.labels[chosen], position / total)
             except DivergedError:
-                self._save()  # the state before this step
+                if all(bool(weight.isfinite().all()) for weight in self.network.parameters()):
+                    self._save()  # the state before this step
                 raise
             self.batch += 1
             if self.batch == self.batches:
@@ -231,8 +234,22 @@ class Training:
             self.optimizer.step(inputs, labels)
             return
         self.optimizer.zero_grad()
-        cross_entropy(self.network(inputs), labels).backward()
-        self.optimizer.step()
+        loss = cross_entropy(self.network(inputs), labels)
+        if not loss.isfinite():
+            raise self._diverged("loss", loss.item())
+        loss.backward()
+        try:
+            self.optimizer.step()
+        except RuntimeError as error:
+            if "overflow" not in str(error):
+                raise
+            raise self._diverged("step", float("inf")) from error
+
+    def _diverged(self, what: str, value: float) -> DivergedError:
+        return DivergedError(
+            f"lr: training by {self.config.method} has diverged: the {what} is {value} in epoch {self.epoch + 1}. Use "
+            f"a smaller learning rate (--lr) than {self.config.rate:g}, in another folder (--out)."
+        )
 
     def _seen(self, inputs: Float[Tensor, "n C H W"], position: int) -> Float[Tensor, "n C H W"]:
         """The images of a batch, flipped left to right at random; depends on seed and position alone."""
@@ -290,6 +307,8 @@ class Training:
 
     def _score(self, prediction: str, probabilities: Float[Tensor, "N K"]) -> Score:
         labels = self.images.test_labels
+        if not probabilities.isfinite().all():
+            raise self._diverged("predicted probability", float("nan"))
         values = accuracy(probabilities, labels), nll(probabilities, labels), ece(probabilities, labels)
         return Score(self.config.method, prediction, *values, self.seconds)
 
@@ -331,11 +350,12 @@ def run(
     configs = [config, *(config.with_method(method) for method in compare)]
     for each in configs:
         each.check()
-        if not resume and (each.folder / CHECKPOINT).exists():
-            raise InputError(
-                f"{each.folder / CHECKPOINT} already exists, from another training run. Continue that run with "
-                "--resume, or choose another folder (--out)."
-            )
+    _create_folders(configs)
+    with claimed(config.out):
+        return _run(configs, console, resume)
+
+
+def _create_folders(configs: Sequence[TrainConfig]) -> None:
     for each in configs:
         try:
             each.folder.mkdir(parents=True, exist_ok=True)
@@ -343,6 +363,17 @@ def run(
             raise InputError(
                 f"Cannot create the folder {each.folder}: {error.strerror}. Choose another folder (--out)."
             ) from error
+
+
+def _run(configs: Sequence[TrainConfig], console: Console, resume: bool) -> TrainResult:
+    """`run` after its checks, in a folder that no other process works in."""
+    for each in configs:
+        if not resume and (each.folder / CHECKPOINT).exists():
+            raise InputError(
+                f"{each.folder / CHECKPOINT} already exists, from another training run. Continue that run with "
+                "--resume, or choose another folder (--out)."
+            )
+    config = configs[0]
     images = load_images(config.data)
     scores: list[Score] = []
     with show_progress():

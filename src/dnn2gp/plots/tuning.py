@@ -93,7 +93,7 @@ def draw_curves(
     if chosen is not None:
         handles["in use"] = left.axvline(chosen, color="#555555", linewidth=1, linestyle=":")
     star = _star(right, x, own[0], int(np.nanargmax(own[0])), EVIDENCE)
-    if "test" in bands:
+    if "test" in bands and np.isfinite(bands["test"][0]).any():
         _star(left, x, bands["test"][0], int(np.nanargmin(bands["test"][0])), TEST)
     _axis(left, x, list(map(str, settings)) if named else None, log_x and not named)
     left.grid(axis="x", color="#eeeeee")

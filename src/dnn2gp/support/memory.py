@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from math import inf
 from pathlib import Path
 
 import psutil
@@ -34,7 +33,7 @@ def check_budget(memory_budget: object) -> int | None:
     """The user's budget as an integer (4e9 is accepted), or None for half of the free memory."""
     if memory_budget is None:
         return None
-    if isinstance(memory_budget, int | float) and memory_budget is not True and 1 <= memory_budget < inf:
+    if isinstance(memory_budget, int | float) and memory_budget is not True and 1 <= memory_budget <= sys.maxsize:
         return int(memory_budget)
     raise InputError(
         f"memory_budget: expected a positive number of bytes, e.g. 4e9 for 4 GB; got {memory_budget!r}. Leave it out "

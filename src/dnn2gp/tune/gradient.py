@@ -15,7 +15,8 @@ from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.minimum import step_matters_little
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network.data import Data, read_data
-from dnn2gp.support.errors import EvidenceWarning, InputError, warn_user
+from dnn2gp.support.errors import DivergedError, EvidenceWarning, InputError, warn_user
+from dnn2gp.support.numbers import positive_number, whole_number
 from dnn2gp.support.progress import show_progress, track
 from dnn2gp.tune.ensemble import write_weights
 from dnn2gp.tune.minimise import train_to_minimum
@@ -56,10 +57,7 @@ def gradient(
     """
     if not isinstance(network, nn.Module):
         raise InputError(f"network: expected the torch.nn.Module to tune; got {type(network).__name__}.")
-    if max_rounds < 1 or not tolerance > 0:
-        raise InputError(
-            f"max_rounds, tolerance: expected max_rounds ≥ 1 and tolerance > 0; got {max_rounds} and {tolerance}."
-        )
+    max_rounds, tolerance = whole_number("max_rounds", max_rounds), positive_number("tolerance", tolerance)
     own, training = deepcopy(network), read_data(data)
     choice = PriorChoice.first(own, training, likelihood, prior_precision, per_layer, per_output)
     with show_progress(progress):
@@ -89,6 +87,7 @@ def _alternate(
     gap, share, best = float("inf"), 1.0, None
     for _ in track(range(max_rounds), "tuning by gradient", total=max_rounds):
         train(network, data, choice.likelihood, choice.of_weights)
+        _check_trained(network)
         gp = choice.converted(network, data)
         moved = choice.improved(gp)
         here = _Round(choice, moved, gp)
@@ -102,6 +101,15 @@ def _alternate(
             break
     assert best is not None
     return _Rounds(best, choice.trials, gap, share < 1)
+
+
+def _check_trained(network: nn.Module) -> None:
+    for name, weight in network.named_parameters():
+        if not weight.isfinite().all():
+            raise DivergedError(
+                f"train: expected finite weights after training; got NaN or infinity in {name!r}. Use a smaller "
+                "learning rate in the training function; the given network is unchanged."
+            )
 
 
 def _notes(best: _Round, gap: float, tolerance: float, max_rounds: int) -> tuple[str, ...]:

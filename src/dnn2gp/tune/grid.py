@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dnn2gp.evidence.tuning_result import Setting, TuningResult
 from dnn2gp.support.errors import InputError
+from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.progress import show_progress
 from dnn2gp.tune.jobs import Fit, Job, JobFolder, run_jobs
 
@@ -38,8 +39,9 @@ def grid(
         raise InputError(f"fit: expected a function that takes the settings and repeat; got {fit!r}.")
     if not settings or any(isinstance(values, str) or not len(values) for values in settings.values()):
         raise InputError(f"settings: expected names mapped to non-empty lists of values; got {dict(settings)!r}.")
-    if repeats < 1:
-        raise InputError(f"repeats: expected at least 1; got {repeats}.")
+    repeats = whole_number("repeats", repeats)
+    if num_jobs is not None:
+        num_jobs = whole_number("num_jobs", num_jobs)
     if resume and folder is None:
         raise InputError("resume: expected a folder to resume from; got none. Pass folder=.")
     known = {name: [_plain(value) for value in values] for name, values in settings.items()}

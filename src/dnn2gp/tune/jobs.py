@@ -12,11 +12,12 @@ from typing import TypeAlias
 
 from dnn2gp.evidence.tuning_result import EVIDENCE, Setting, Trial
 from dnn2gp.gp.gaussian_process import GaussianProcess
-from dnn2gp.support.errors import FileFormatError, InputError
+from dnn2gp.support.errors import FileFormatError, InputError, OtherWorkError
 from dnn2gp.support.files import write_text
 from dnn2gp.support.optional import needs_extra
 from dnn2gp.support.progress import bar
 from dnn2gp.tune.one_thread import one_thread
+from dnn2gp.tune.processes import ProcessId, end_with
 from dnn2gp.tune.results_folder import keep_purpose
 
 Outcome: TypeAlias = "float | Mapping[str, float] | GaussianProcess"
@@ -43,27 +44,43 @@ class JobFolder:
     def __init__(self, folder: Path, purpose: Mapping[str, object], resume: bool) -> None:
         """Create the folder or, with `resume`, continue in one that has the same purpose."""
         self.folder = folder.absolute()  # workers may have a different working directory
-        keep_purpose(self.folder, purpose, resume=resume)
+        self._purpose = keep_purpose(self.folder, purpose, resume=resume)
         self._jobs = self.folder / "jobs"
         self._jobs.mkdir(exist_ok=True)
 
     def save(self, job: Job, trial: Trial) -> None:
         """Write the file of a finished job, atomically."""
-        text = json.dumps({"settings": job.settings, "repeat": job.repeat, "values": trial.values})
-        write_text(self._jobs / f"{job.key}.json", text)
+        write_text(self._jobs / f"{job.key}.json", json.dumps({**self._label(job), "values": trial.values}))
 
     def load(self, job: Job) -> Trial | None:
-        """The result of a job, if it is finished."""
+        """The result of a job, if it is finished.
+
+        Raises:
+            OtherWorkError: If the file belongs to another job, or to a tuning with another purpose.
+            FileFormatError: If it does not hold a result.
+        """
         path = self._jobs / f"{job.key}.json"
         if not path.exists():
             return None
         try:
-            values = {name: float(value) for name, value in json.loads(path.read_text())["values"].items()}
-            return Trial(job.settings, {EVIDENCE: values[EVIDENCE], **values}, job.repeat)
+            state = json.loads(path.read_text(encoding="utf-8"))
+            values = {name: float(value) for name, value in state["values"].items()}
+            trial = Trial(job.settings, {EVIDENCE: values[EVIDENCE], **values}, job.repeat)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise FileFormatError(
                 f"{path} does not hold the result of a job ({error!r}). Delete it to run the job again."
             ) from error
+        other = [name for name, value in self._label(job).items() if state.get(name) != value]
+        if other:
+            raise OtherWorkError(
+                f"{path}: expected the result of this job of this tuning; got one with another or no "
+                f"{' and '.join(other)}. Delete the file to run the job again."
+            )
+        return trial
+
+    def _label(self, job: Job) -> dict[str, object]:
+        """What a result must say that it belongs to."""
+        return {"purpose": self._purpose, "settings": job.settings, "repeat": job.repeat}
 
 
 def run_jobs(fit: Fit, jobs: Sequence[Job], folder: JobFolder | None, num_jobs: int | None) -> list[Trial]:
@@ -79,7 +96,10 @@ def run_jobs(fit: Fit, jobs: Sequence[Job], folder: JobFolder | None, num_jobs: 
     left = [job for job in jobs if job.key not in found]
     best = max((trial.evidence for trial in found.values() if isfinite(trial.evidence)), default=-float("inf"))
     with bar("tuning", len(jobs), len(found)) as advance:
-        work = (joblib.delayed(_run)(fit, job, folder) for job in left)
+        owner = ProcessId.own()
+        work = (joblib.delayed(_run)(fit, job, folder, owner) for job in left)
+        if num_jobs is not None:  # a worker without a job would not watch its owner
+            num_jobs = min(joblib.effective_n_jobs(num_jobs), max(1, len(left)))
         finished = joblib.Parallel(n_jobs=num_jobs, return_as=_order())(work)
         for key, trial in finished:  # pyright: ignore[reportGeneralTypeIssues]
             found[key] = trial
@@ -96,8 +116,9 @@ def _order() -> str:
     return "generator_unordered" if getattr(backend, "supports_return_generator", False) else "list"
 
 
-def _run(fit: Fit, job: Job, folder: JobFolder | None) -> tuple[str, Trial]:
-    """Run one job with one thread, in whichever process."""
+def _run(fit: Fit, job: Job, folder: JobFolder | None, owner: ProcessId) -> tuple[str, Trial]:
+    """Run one job with one thread, in whichever process, which ends soon after its owner."""
+    end_with(owner)
     with one_thread():
         trial = Trial(job.settings, values_of(fit(**job.settings, repeat=job.repeat)), job.repeat)
     if folder is not None:

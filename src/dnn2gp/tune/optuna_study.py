@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import astuple
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, final
 
 import joblib
 import optuna
-import psutil
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from dnn2gp.evidence.tuning_result import Trial, TuningResult
+from dnn2gp.support.errors import FileFormatError
 from dnn2gp.support.progress import bar
 from dnn2gp.tune.jobs import values_of
 from dnn2gp.tune.one_thread import one_thread
+from dnn2gp.tune.processes import ProcessId, end_with
 from dnn2gp.tune.results_folder import locked
 
 _NAME = "evidence"
@@ -29,6 +31,8 @@ _OWNER, _VALUES = "process", "values"
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 # Seconds between two checks of the trials of other processes.
 _PAUSE = 0.1
+# Bytes that are read at a time from the end of a journal.
+_TAIL = 2**16
 
 
 def run_study(
@@ -44,7 +48,8 @@ def run_study(
     with _quiet():
         if num_jobs == 1:
             return _result(worker.run())
-        joblib.Parallel(n_jobs=num_jobs)(joblib.delayed(worker.work)() for _ in range(num_jobs))
+        owner = ProcessId.own()
+        joblib.Parallel(n_jobs=num_jobs)(joblib.delayed(worker.work)(owner) for _ in range(num_jobs))
         return _result(worker.open())
 
 
@@ -62,14 +67,23 @@ class _Worker:
         self.objective, self.num_trials, self.seed, self.sampler, self.path = objective, num_trials, seed, sampler, path
 
     def open(self) -> optuna.Study:
-        """The study, created if it does not exist."""
-        storage: BaseStorage = (
-            InMemoryStorage() if self.path is None else JournalStorage(JournalFileBackend(str(self.path)))
-        )
-        return optuna.create_study(storage=storage, study_name=_NAME, direction="maximize", load_if_exists=True)
+        """The study, created if it does not exist.
 
-    def work(self) -> None:
-        """`run` without a result, for worker processes."""
+        Raises:
+            FileFormatError: If the journal is damaged other than by a kill, which can only cut its last line.
+        """
+        try:
+            storage: BaseStorage = InMemoryStorage() if self.path is None else _journal(self.path)
+            return optuna.create_study(storage=storage, study_name=_NAME, direction="maximize", load_if_exists=True)
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError) as error:
+            raise FileFormatError(
+                f"{self.path}: expected one record of the study per line; got a damaged line ({error!r}). Restore the "
+                "file from a backup, or start the study again in another folder."
+            ) from error
+
+    def work(self, owner: ProcessId) -> None:
+        """`run` without a result, for worker processes, which end soon after their owner."""
+        end_with(owner)
         with _quiet():
             self.run()
 
@@ -95,9 +109,9 @@ class _Worker:
             count = len(_ended(opened)) + len(busy)
             if count >= self.num_trials:
                 return None
-            opened.sampler = self.sampler(self.seed + 1_000_003 * count)
+            opened.sampler = self.sampler((self.seed + 1_000_003 * count) % 2**32)  # NumPy's largest seed
             trial = opened.ask()
-            trial.set_user_attr(_OWNER, _this_process())
+            trial.set_user_attr(_OWNER, list(astuple(ProcessId.own())))
             return trial
 
     def _alone(self) -> AbstractContextManager[None]:
@@ -118,6 +132,47 @@ class _Worker:
         opened.tell(trial, evidence if isfinite(evidence) else -inf)  # NaN would not count: no end
 
 
+@final
+class _AppendLock:
+    """Held while records are appended to a journal, which then ends with a whole line.
+
+    Optuna's own lock is a file, which a killed process leaves behind for half a minute. And it appends to whatever the
+    file ends with: after a kill in the midst of a record, the next record would continue the same line, and no reader
+    gets beyond it.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self._journal, self._held = journal, ExitStack()
+
+    def acquire(self) -> bool:
+        """Wait for the lock, and drop an incomplete last line: nobody has read it, and its writer is gone."""
+        self._held.enter_context(locked(self._journal.with_suffix(".append.lock")))
+        with self._journal.open("rb+") as file:
+            file.truncate(_whole_lines(file))
+        return True
+
+    def release(self) -> None:
+        """Release the lock."""
+        self._held.close()
+
+
+def _whole_lines(file: BinaryIO) -> int:
+    """The length of a file up to the end of its last complete line."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - _TAIL)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def _journal(path: Path) -> JournalStorage:
+    return JournalStorage(JournalFileBackend(str(path), _AppendLock(path)))  # pyright: ignore[reportArgumentType] (base is private)
+
+
 def _tpe(seed: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.TPESampler(seed=seed)
 
@@ -128,15 +183,12 @@ def _ended(opened: optuna.Study) -> list[optuna.trial.FrozenTrial]:
 
 def _best(opened: optuna.Study) -> float:
     """The largest evidence so far."""
-    return max((each.user_attrs[_VALUES]["evidence"] for each in _complete(opened)), default=-inf)
+    found = (each.user_attrs[_VALUES]["evidence"] for each in _complete(opened))
+    return max((evidence for evidence in found if isfinite(evidence)), default=-inf)
 
 
 def _complete(opened: optuna.Study) -> list[optuna.trial.FrozenTrial]:
     return opened.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-
-
-def _this_process() -> list[object]:
-    return [socket.gethostname(), os.getpid(), psutil.Process().create_time()]
 
 
 def _give_up_dead(opened: optuna.Study) -> None:
@@ -145,16 +197,9 @@ def _give_up_dead(opened: optuna.Study) -> None:
     Called with the lock, under which trials get their owner: a process of a trial without one was killed in between.
     """
     for trial in opened.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        host, process, started = trial.user_attrs.get(_OWNER, [socket.gethostname(), -1, 0.0])
-        if host == socket.gethostname() and not _alive(process, started):
+        owner = trial.user_attrs.get(_OWNER)
+        if owner is None or ProcessId(*owner).gone:
             opened.tell(trial.number, state=TrialState.FAIL)
-
-
-def _alive(process: int, started: float) -> bool:
-    try:
-        return process > 0 and abs(psutil.Process(process).create_time() - started) < 1
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _result(opened: optuna.Study) -> TuningResult:

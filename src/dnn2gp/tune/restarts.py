@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from dnn2gp.evidence.function import RANGE
 from dnn2gp.gp.by_evidence import spread
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
-from dnn2gp.support.errors import DivergedError, InputError
+from dnn2gp.support.errors import DivergedError
+from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.progress import bar
 from dnn2gp.support.randomness import global_states_kept
 from dnn2gp.tune.ensemble import Ensemble, initial_weights, write_weights
@@ -179,8 +180,7 @@ def fit_restarts(
     prior_precision  δ; None: tuned
     targets          in the canonical form of the likelihood: N × K for a regression, N labels for classes
     """
-    if restarts < 1 or max_rounds < 1:
-        raise InputError(f"restarts, max_rounds: expected integers ≥ 1; got {restarts} and {max_rounds}.")
+    restarts, max_rounds = whole_number("restarts", restarts), whole_number("max_rounds", max_rounds)
     weights = initial_weights(build, [seed * 1000 + position for position in range(restarts)])
     with global_states_kept():  # a new module draws its initial weights
         network, fitted = build(), build()

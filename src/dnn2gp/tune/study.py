@@ -9,6 +9,7 @@ from typing import Any
 
 from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.support.errors import InputError
+from dnn2gp.support.numbers import seed_number, whole_number
 from dnn2gp.support.optional import needs_extra
 from dnn2gp.support.progress import show_progress
 from dnn2gp.tune.results_folder import keep_purpose
@@ -43,8 +44,8 @@ def study(
     """
     if not callable(objective):
         raise InputError(f"objective: expected a function that takes an Optuna trial; got {objective!r}.")
-    if num_trials < 1 or num_jobs < 1:
-        raise InputError(f"num_trials, num_jobs: expected integers ≥ 1; got {num_trials} and {num_jobs}.")
+    num_trials, num_jobs = whole_number("num_trials", num_trials), whole_number("num_jobs", num_jobs)
+    seed = seed_number("seed", seed)
     path = None if folder is None else Path(folder) / _FILE
     if resume and path is None:
         raise InputError("resume: expected a folder to resume from; got none. Pass folder=.")
@@ -53,7 +54,7 @@ def study(
     if path is not None:
         if path.exists() and not resume:
             raise InputError(f"{path} holds an earlier study. Continue it (resume=True), or choose another folder.")
-        keep_purpose(path.parent, {"seed": seed, **(purpose or {})}, resume=resume)
+        keep_purpose(path.parent, {"seed": seed, **(purpose or {})}, resume=resume, results=(_FILE,))
     with needs_extra("tune", "tune.study"):
         from dnn2gp.tune.optuna_study import run_study  # Optuna takes a while to import
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network.data import read_data
-from dnn2gp.support.errors import InputError
+from dnn2gp.support.numbers import whole_number
 from dnn2gp.tune.prior_choice import PriorChoice
 from dnn2gp.weights.priors import PriorPrecision
 
@@ -39,9 +39,8 @@ class WhileTraining:
         per_layer: bool = False,
         per_output: bool = False,
     ) -> None:
-        if start < 0 or every < 1:
-            raise InputError(f"start, every: expected start ≥ 0 and every ≥ 1; got {start} and {every}.")
-        self.network, self.data, self.start, self.every = network, read_data(data), start, every
+        self.start, self.every = whole_number("start", start, 0), whole_number("every", every)
+        self.network, self.data = network, read_data(data)
         self._choice = PriorChoice.first(network, self.data, likelihood, prior_precision, per_layer, per_output)
 
     @property

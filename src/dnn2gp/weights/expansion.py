@@ -19,6 +19,7 @@ from dnn2gp.features import FeatureMap, GradientFeatures, NetworkFeatures, Stack
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.network.inputs import Inputs, concatenate, num_examples, same_form
 from dnn2gp.support.errors import InputError, NotFiniteError
+from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.randomness import normal
 
 
@@ -143,8 +144,7 @@ class Expansion:
 
         The GGN, its diagonal and its Kronecker factors then take C backward passes instead of R, and are unbiased.
         """
-        if num_columns < 1:
-            raise InputError(f"num_columns: expected at least 1; got {num_columns}.")
+        num_columns = whole_number("num_columns", num_columns)
         noise = normal((len(self.root), self.root.shape[2], num_columns), generator, self.root).to(self.root.dtype)
         return replace(self, root=self.root @ noise / num_columns**0.5)
 

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.support.errors import InputError
+from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.randomness import normal
 from dnn2gp.weights.structures import DiagonalPrecision, Precision
 
@@ -39,8 +40,7 @@ class Gaussian:
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Float[Tensor, "S P"]:
         """w = μ + Σ^{½} ε, ε ~ N(0, I)."""
-        if num_samples < 1:
-            raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
+        num_samples = whole_number("num_samples", num_samples)
         noise = normal((self.precision.size, num_samples), generator, self.mean)
         return (self.mean[:, None] + self.precision.unwhiten(noise)).T.to(self.mean.dtype)
 

@@ -26,6 +26,7 @@ from dnn2gp.network.data import Data
 from dnn2gp.network.inputs import concatenate
 from dnn2gp.support.errors import DivergedError, InputError, NotPositiveDefiniteError
 from dnn2gp.support.memory import require
+from dnn2gp.support.numbers import positive_number
 from dnn2gp.support.randomness import own_generator
 from dnn2gp.weights.curvature import Curvature, Evaluation
 from dnn2gp.weights.expansion import Expansion
@@ -46,8 +47,7 @@ def check_rate(name: str, value: float) -> float:
 
 def check_positive(name: str, value: float) -> float:
     """A finite number > 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise InputError(f"{name}: expected a finite number > 0; got {value!r}.")
+    positive_number(name, value)
     return value
 
 

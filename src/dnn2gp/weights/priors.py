@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dnn2gp.network.layout import Layout
 from dnn2gp.support.errors import InputError
+from dnn2gp.support.numbers import as_float, positive_number, whole_number
 
 PriorPrecision: TypeAlias = "float | int | Tensor | Mapping[str, float] | Mapping[str, int]"
 
@@ -53,7 +54,7 @@ def _from_mapping(prior_precision: Mapping[str, object], layers: list[str]) -> F
 def _real(value: object, expected: str) -> Tensor:
     """A number or tensor as a tensor; bool and complex values are rejected."""
     if isinstance(value, Real) and not isinstance(value, bool):
-        return torch.tensor(float(value), dtype=torch.float64)
+        return torch.tensor(as_float(value), dtype=torch.float64)
     if isinstance(value, Tensor) and not value.is_complex() and value.dtype != torch.bool:
         return value.detach()
     kind = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else repr(value)
@@ -71,11 +72,15 @@ def precision_from_weight_decay(
 
     (Optimisers with *decoupled* decay, such as AdamW, do not minimise such a loss; δ is then an approximation.)
     """
-    if not weight_decay > 0 or num_examples < 1 or num_outputs < 1 or (sigma is not None and not sigma > 0):
+    try:
+        weight_decay = positive_number("weight_decay", weight_decay)
+        num_examples = whole_number("num_examples", num_examples)
+        num_outputs = whole_number("num_outputs", num_outputs)
+        sigma = None if sigma is None else positive_number("sigma", sigma)
+    except InputError as error:
         raise InputError(
-            "precision_from_weight_decay: expected weight_decay > 0, num_examples ≥ 1, num_outputs ≥ 1 and sigma > "
-            f"0; got {weight_decay}, {num_examples}, {num_outputs} and {sigma}. Without weight decay, there is no δ "
-            "to convert: leave out prior_precision, and convert chooses δ by the evidence."
-        )
+            f"{error} Without weight decay, there is no δ to convert: leave out prior_precision, and convert chooses δ "
+            "by the evidence."
+        ) from None
     precision = weight_decay * num_examples * num_outputs
     return precision if sigma is None else precision / (2 * sigma**2)

@@ -14,13 +14,16 @@ from rich.console import Console
 from rich.text import Text
 
 from dnn2gp.support.errors import EXPECTED
+from dnn2gp.support.numbers import LARGEST_SEED
 
 _FAILED, _INTERRUPTED = 1, 130
 _SMOKE = "smoke: a much smaller run, to check that everything works."
 Config = TypeVar("Config")
 
 Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder; created if it does not exist.")]
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Random seed; the same seed gives the same results.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=LARGEST_SEED, metavar="N", help="Random seed; the same seed gives the same results.")
+]
 
 
 class Preset(str, Enum):

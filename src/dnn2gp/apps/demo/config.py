@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dnn2gp.support.errors import InputError
+from dnn2gp.support.numbers import positive_number, seed_number, whole_number
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,11 @@ class DemoConfig:
 
     def check(self) -> None:
         """Raise an `InputError` for invalid settings."""
-        if not 10 <= self.num_train <= 1297:
+        seed_number("seed", self.seed)
+        for name in ("num_samples", "per_class"):
+            whole_number(name, getattr(self, name))
+        for name in ("adam_epochs", "lbfgs_steps"):
+            whole_number(name, getattr(self, name), 0)
+        if not 10 <= whole_number("num_train", self.num_train) <= 1297:
             raise InputError(f"num_train: expected 10 to 1297, which leaves 500 test digits; got {self.num_train}.")
-        if self.prior_precision <= 0:
-            raise InputError(f"prior_precision: expected a positive number; got {self.prior_precision}.")
+        positive_number("prior_precision", self.prior_precision)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from jaxtyping import Float, Int
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from dnn2gp.apps.demo.config import DemoConfig
+from dnn2gp.support.errors import DivergedError
 from dnn2gp.support.progress import track
 from dnn2gp.tune.one_thread import one_thread
 
@@ -93,3 +95,10 @@ def train(
 
     for _ in track(range(config.lbfgs_steps // 10), "training: L-BFGS"):
         lbfgs.step(closure)
+    with torch.no_grad():
+        loss = objective(slice(None)).item()
+    if not isfinite(loss):
+        raise DivergedError(
+            f"prior_precision: training has diverged: the loss is {loss}. Use a prior precision nearer to "
+            f"{DemoConfig.prior_precision:g} than {config.prior_precision:g}, or another seed."
+        )

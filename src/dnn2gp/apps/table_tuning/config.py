@@ -8,6 +8,7 @@ from pathlib import Path
 from dnn2gp.apps.tables import TASKS
 from dnn2gp.network.mlp import ACTIVATIONS
 from dnn2gp.support.errors import InputError
+from dnn2gp.support.numbers import seed_number, whole_number
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,19 @@ class TableTuningConfig:
     def check(self) -> None:
         """Raise an `InputError` for invalid settings, before anything is read."""
         for name, values in (("width", self.widths or (1,)), ("depth", self.depths)):
-            if not values or min(values) < 1 or len(set(values)) < len(values):
+            for value in values:
+                whole_number(name, value)
+            if not values or len(set(values)) < len(values):
                 raise InputError(f"{name}: expected distinct integers ≥ 1; got {', '.join(map(str, values))}.")
         if self.activation not in ACTIVATIONS:
             raise InputError(f"activation: expected one of {', '.join(ACTIVATIONS)}; got {self.activation!r}.")
         if self.task not in TASKS:
             raise InputError(f"task: expected one of {', '.join(TASKS)}; got {self.task!r}.")
         for name in ("repeats", "restarts", "max_rounds"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected at least 1; got {getattr(self, name)}.")
-        if self.jobs is not None and self.jobs < 1:
-            raise InputError(f"jobs: expected at least 1 process; got {self.jobs}.")
+            whole_number(name, getattr(self, name))
+        for name in ("jobs", "max_rows"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name))
+        seed_number("seed", self.seed)
         if not 0 <= self.test_share <= 0.9:
             raise InputError(f"test-share: expected a share of the rows from 0 to 0.9; got {self.test_share:g}.")

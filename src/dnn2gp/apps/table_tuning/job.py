@@ -28,7 +28,9 @@ from dnn2gp.support.files import prepare_folder, write_text, write_whole
 from dnn2gp.support.progress import bar, show_progress
 from dnn2gp.tune import grid
 from dnn2gp.tune.one_thread import one_thread
+from dnn2gp.tune.processes import ProcessId, end_with
 from dnn2gp.tune.restarts import Fitted
+from dnn2gp.tune.results_folder import claimed
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +58,9 @@ def run(config: TableTuningConfig, console: Console | None = None) -> TableTunin
     widths, left_out = widths_of(config, everything.num_inputs, everything.target.num_outputs)
     prepare_folder(config.out)
     console.print(Text(_opening(config, problem)))
+    console.print(Text(findings.taken_for_words(problem)))
     fit = _fit(config, problem)
-    with show_progress():
+    with claimed(config.out), show_progress():
         tuning = _tune(config, problem, fit, widths, console)
         tuning.save(config.out / "tuning.json")
         fitted, model, calibration = _refit(config, problem, fit, tuning)
@@ -146,7 +149,7 @@ def _refit(
     work = [(rows, task_of(encoder.target)), (fit.training, fit.task)][: 2 if len(fit.held_out) else 1]
     with bar("training the chosen network on all rows", len(work)):
         fitted: Any = joblib.Parallel(n_jobs=min(len(work), config.jobs or joblib.cpu_count()))(
-            joblib.delayed(_train)(fit.effort, architecture, *each, repeat) for each in work
+            joblib.delayed(_train)(ProcessId.own(), fit.effort, architecture, *each, repeat) for each in work
         )
     model = TableModel(converted(fitted[0], rows), encoder, architecture)
     if len(work) == 1:
@@ -155,8 +158,11 @@ def _refit(
     return fitted[0], model, fit.task.calibration(prediction, fit.held_out.targets)
 
 
-def _train(effort: TableEffort, architecture: Architecture, rows: TableRows, task: Task, repeat: int) -> Fitted:
+def _train(
+    owner: ProcessId, effort: TableEffort, architecture: Architecture, rows: TableRows, task: Task, repeat: int
+) -> Fitted:
     """Train with one thread, as the jobs do, so that the same job gives the same network."""
+    end_with(owner)
     with one_thread():
         return effort.train(architecture, rows, task, repeat)
 

@@ -48,6 +48,8 @@ class TableProblem:
     """The training rows."""
     held_out: np.ndarray
     """The test rows; possibly none."""
+    dropped: tuple[str, ...] = ()
+    """The columns that the user left out."""
 
     @staticmethod
     def of(config: TableTuningConfig) -> TableProblem:
@@ -66,7 +68,7 @@ class TableProblem:
         problem = TableProblem(table, target, task, columns, config.impute, everything, everything[:0])
         known = problem.encoder(everything)  # this checks every cell
         training, held_out = _split(known.targets(table), config.test_share, config.seed)
-        return TableProblem(table, target, task, columns, config.impute, training, held_out)
+        return TableProblem(table, target, task, columns, config.impute, training, held_out, config.drop)
 
     def encoder(self, rows: np.ndarray | None = None) -> Encoder:
         """The encoder fitted to the given rows, by default all."""

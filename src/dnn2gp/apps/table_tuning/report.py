@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from math import isfinite, sqrt
-from statistics import fmean, stdev
+from math import isfinite
 
 import torch
 from matplotlib.figure import Figure
@@ -14,10 +13,10 @@ from rich.table import Table as RichTable
 
 from dnn2gp import plots
 from dnn2gp.apps.table_tuning.config import TableTuningConfig
-from dnn2gp.apps.table_tuning.findings import data_words, setting_words
+from dnn2gp.apps.table_tuning.findings import data_words, setting_words, taken_for
 from dnn2gp.apps.table_tuning.problem import TableProblem
 from dnn2gp.apps.table_tuning.tasks import Task
-from dnn2gp.evidence.tuning_result import TuningResult
+from dnn2gp.evidence.tuning_result import TuningResult, mean_and_error
 from dnn2gp.gp.diagnose import Diagnosis
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.plots.report.template import render
@@ -40,7 +39,8 @@ def setting_curves(tuning: TuningResult, task: Task) -> dict[str, Figure]:
         for part in ("train", "test"):
             if f"{part}_error" in tuning.values:
                 own = tuning.curve(name, f"{part}_error")
-                errors[part] = (own.mean, own.stderr)
+                if any(map(isfinite, own.mean)):
+                    errors[part] = (own.mean, own.stderr)
         found[name] = plots.tuning_curves(
             [float(str(setting)) for setting in curve.settings],
             (curve.mean, curve.stderr),
@@ -110,6 +110,7 @@ def html(report: Report, images: Mapping[str, bytes]) -> str:
         choice=_choice(report),
         story=_story(report),
         notes=report.notes,
+        columns=taken_for(report.problem),
         headings=[*report.tuning.names, *headings.values()],
         rows=_rows(report, list(headings)),
         units=_units(report),
@@ -154,8 +155,8 @@ def _story(report: Report) -> list[str]:
     often = "once" if config.repeats == 1 else f"{config.repeats} times"
     starts = "one start" if config.restarts == 1 else f"{config.restarts} starts"
     return [
-        f"{data_words(problem)} Target: {problem.target} ({config.task}). Numeric columns were standardised and "
-        f"categorical columns one-hot encoded.{scaled}{test}",
+        f"{data_words(problem)} Target: {problem.target} ({config.task}). Numeric columns (and dates, as "
+        f"days) were standardised and categorical columns one-hot encoded.{scaled}{test}",
         f"Every setting was trained {often} on {len(problem.training):,} rows, from {starts} each time. Every "
         f"training run alternated between updating the weights and choosing {tuned} by the log evidence (log "
         "marginal likelihood) of the training rows. The setting with the largest mean evidence was then trained on "
@@ -192,9 +193,9 @@ def _rows(report: Report, values: list[str]) -> list[Row]:
 
 
 def _mean_with_error(values: list[float]) -> str:
-    if not all(isfinite(value) for value in values):
+    mean, stderr = mean_and_error(values)
+    if not isfinite(mean):
         return "diverged"
-    mean = fmean(values)
     decimals = 1 if abs(mean) >= 1000 else 2 if abs(mean) >= 10 else 3
-    error = f" ± {stdev(values) / sqrt(len(values)):,.{decimals}f}" if len(values) > 1 else ""
+    error = f" ± {stderr:,.{decimals}f}" if len(values) > 1 else ""
     return f"{mean:,.{decimals}f}{error}"

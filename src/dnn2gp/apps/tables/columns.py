@@ -1,7 +1,8 @@
-"""The columns of a table: numeric, categorical or rejected; and the target, a standardised number or a class."""
+"""The columns of a table: numbers, dates, categories or rejected; and the target, a number or a class."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,13 +12,18 @@ import numpy as np
 import pandas as pd
 from sklearn.preprocessing import StandardScaler
 
+from dnn2gp.apps.tables.dates import days, like_dates
 from dnn2gp.apps.tables.table import Table, as_numbers, named
 from dnn2gp.support.errors import InputError
 
 MAX_CATEGORIES = 100
 """A text column with more different values than this is an id or free text."""
-# In a table with more rows than this, text that never repeats is an id.
+# In a table with more rows than this, text that never repeats is an id, and so are whole numbers with such a name.
 _FEW = 10
+_NAMES_OF_IDS = re.compile(
+    r"(?i:id|index|key|row|nr|no\.?|#|(row|record|line)[ _]?(number|nr|no)|.*[ _]id)|.*[a-z]I[dD]"
+)
+_UNNAMED = re.compile(r"Unnamed: (\d+)")
 
 
 @dataclass(frozen=True)
@@ -27,11 +33,18 @@ class Columns:
     numeric: tuple[str, ...]
     categories: dict[str, tuple[str, ...]]
     """Categorical column → its categories in the whole table."""
+    dates: tuple[str, ...] = ()
+    """The columns of dates, which are encoded as days."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """All columns, the numeric ones first."""
-        return (*self.numeric, *self.categories)
+        return (*self.numbers, *self.categories)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The columns that become one number each."""
+        return (*self.numeric, *self.dates)
 
 
 def choose_columns(
@@ -52,7 +65,8 @@ def choose_columns(
         drop_constant: Leave out columns in which all cells are the same; otherwise they raise an error.
 
     Raises:
-        InputError: For a column that says nothing (constant, an id, free text), has no name, or holds dates.
+        InputError: For a column that says nothing (constant, an id, free text), has no name, or holds dates that can
+            be read in several ways.
     """
     for name in (target, *categorical, *drop):
         table.column(name)
@@ -60,7 +74,10 @@ def choose_columns(
         raise InputError(f"drop: {target!r} is the target, which cannot be dropped.")
     names = [name for name in table.names if name != target and name not in drop]
     _check_named(table, names)
-    numeric = [name for name in names if name not in categorical and _is_numeric(table, name)]
+    dates = [name for name in names if name not in categorical and _is_date(table, name)]
+    numeric = [name for name in names if name not in (*categorical, *dates) and _is_numeric(table, name)]
+    for name in numeric:
+        _check_no_id(table, name)
     constant = [name for name in names if _is_constant(table, name, name in numeric)]
     if constant and not drop_constant:
         raise InputError(
@@ -72,15 +89,57 @@ def choose_columns(
         raise InputError(f"{table.name}: no columns are left to predict {target!r} from.")
     return Columns(
         numeric=tuple(name for name in kept if name in numeric),
-        categories={name: _categories(table, name) for name in kept if name not in numeric},
+        categories={name: _categories(table, name) for name in kept if name not in (*numeric, *dates)},
+        dates=tuple(name for name in kept if name in dates),
     )
+
+
+def numbers_the_rows(table: Table, name: str) -> bool:
+    """Whether a numeric column holds every whole number of a range exactly once, as an id does, or a year."""
+    values = np.sort(table.numbers(name))
+    return len(values) > _FEW and bool((np.diff(values) == 1).all())
+
+
+def _check_no_id(table: Table, name: str) -> None:
+    if len(table) <= _FEW or not _NAMES_OF_IDS.fullmatch(name):
+        return
+    values = table.numbers(name)
+    known = values[~np.isnan(values)]
+    if len(np.unique(known)) == len(known) and (known == np.round(known)).all():
+        raise InputError(
+            f"{table.name}: column {name!r}: expected a quantity; got a different whole number in every row, under the "
+            f"name of an id. Leave it out with --drop {name!r}; or, if it is a quantity, rename the column."
+        )
+
+
+def _is_date(table: Table, name: str) -> bool:
+    """Whether a column holds dates; cells that are none, and dates that are not clear, are refused."""
+    dtype = table.column(name).dtype
+    if pd.api.types.is_datetime64_any_dtype(dtype):
+        return True
+    if not (pd.api.types.is_object_dtype(dtype) or pd.api.types.is_string_dtype(dtype)):
+        return False
+    different = table.texts(name).dropna().drop_duplicates()
+    clear = ~np.isnan(days(different))
+    if clear.any() and 2 * clear.sum() > len(different):
+        table.days(name)
+        return True
+    unclear = like_dates(different)
+    if unclear.any() and 2 * unclear.sum() > len(different):
+        raise InputError(
+            f"{table.name}: column {name!r}: expected dates such as 2024-03-31; got {different.tolist()[int(unclear.argmax())]!r}, "
+            f"which can be read in several ways. Write them as year-month-day; or leave the column out with --drop "
+            f"{name!r}, or take each date for a category with --categorical {name!r}."
+        )
+    return False
 
 
 def _check_named(table: Table, names: Sequence[str]) -> None:
     for name in names:
-        if name.startswith("Unnamed: "):
+        found = _UNNAMED.fullmatch(name)
+        if found is not None:
             raise InputError(
-                f"{table.name}: column {int(name.split()[1]) + 1} has no name. Name it; or, if it only numbers the "
+                f"{table.name}: column {int(found[1]) + 1} has no name. Name it; or, if it only numbers the "
                 f"rows, leave it out with --drop '{name}'."
             )
 
@@ -93,8 +152,8 @@ def _is_numeric(table: Table, name: str) -> bool:
         return True
     if not (pd.api.types.is_object_dtype(dtype) or pd.api.types.is_string_dtype(dtype)):
         raise InputError(
-            f"{table.name}: column {name!r} holds {dtype}. Expected numbers, text, or true and false. Convert dates "
-            f"and times to numbers first, or leave the column out with --drop {name!r}."
+            f"{table.name}: column {name!r}: expected numbers, text, dates, or true and false; got {dtype}. Convert "
+            f"it to numbers first, or leave the column out with --drop {name!r}."
         )
     texts = table.texts(name)
     different = texts.dropna().drop_duplicates()
@@ -241,7 +300,7 @@ def target_from_state(state: Mapping[str, Any]) -> Target:
 def _check_numeric(table: Table, name: str) -> None:
     dtype = table.column(name).dtype
     if pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype):
-        return
+        return  # complex numbers are refused when they are read
     different = table.texts(name).dropna().drop_duplicates()
     others = different[np.isnan(as_numbers(different))].tolist()
     if 2 * len(others) < len(different):

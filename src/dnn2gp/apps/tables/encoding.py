@@ -18,11 +18,12 @@ from dnn2gp.apps.tables.table import Table, named
 from dnn2gp.support.errors import FileFormatError, InputError
 
 _NUMERIC, _CATEGORICAL = "numeric", "categorical"
+_KINDS = ("number", "date", "category")
 
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
-    """Numeric columns standardised, categorical columns one-hot encoded, and the target.
+    """Numeric columns and dates, as days, standardised, categorical columns one-hot encoded, and the target.
 
     A category with two values, such as true and false, becomes one input.
     """
@@ -73,11 +74,12 @@ class Encoder:
         """The fitted encoding, as JSON takes it: one record per column."""
         fitted = self.transformer.named_transformers_
         records: list[dict[str, Any]] = []
-        if self.columns.numeric:
+        if self.columns.numbers:
             imputer, scaler = (step for _, step in fitted[_NUMERIC].steps)
             values = np.stack([imputer.statistics_, scaler.mean_, scaler.scale_], axis=1).tolist()
-            for name, (fill, mean, scale) in zip(self.columns.numeric, values, strict=True):
-                records.append({"name": name, "kind": "number", "fill": fill, "mean": mean, "scale": scale})
+            for name, (fill, mean, scale) in zip(self.columns.numbers, values, strict=True):
+                kind = "date" if name in self.columns.dates else "number"
+                records.append({"name": name, "kind": kind, "fill": fill, "mean": mean, "scale": scale})
         if self.columns.categories:
             fills = fitted[_CATEGORICAL].steps[0][1].statistics_
             for (name, categories), fill in zip(self.columns.categories.items(), fills, strict=True):
@@ -90,13 +92,14 @@ class Encoder:
         try:
             if not isinstance(state, Mapping):
                 raise TypeError("not a mapping")
-            records = {
-                kind: [own for own in state["columns"] if own["kind"] == kind] for kind in ("number", "category")
-            }
-            numbers, others = records["number"], records["category"]
+            records = {kind: [own for own in state["columns"] if own["kind"] == kind] for kind in _KINDS}
+            others = records["category"]
             columns = Columns(
-                tuple(own["name"] for own in numbers), {own["name"]: tuple(own["categories"]) for own in others}
+                tuple(own["name"] for own in records["number"]),
+                {own["name"]: tuple(own["categories"]) for own in others},
+                tuple(own["name"] for own in records["date"]),
             )
+            numbers = [*records["number"], *records["date"]]
             if not columns.names or len(columns.names) != len(state["columns"]):
                 raise KeyError("columns")
             transformer = _transformer(columns)
@@ -115,6 +118,7 @@ class Encoder:
     def _frame(self, table: Table) -> pd.DataFrame:
         """The columns as scikit-learn takes them, every cell checked."""
         found: dict[str, pd.Series] = {name: pd.Series(table.numbers(name)) for name in self.columns.numeric}
+        found |= {name: pd.Series(table.days(name)) for name in self.columns.dates}
         for name, categories in self.columns.categories.items():
             found[name] = table.texts(name)
             unknown = (found[name].notna() & ~found[name].isin(categories)).to_numpy()
@@ -138,7 +142,7 @@ def _transformer(columns: Columns) -> ColumnTransformer:
         SimpleImputer(strategy="most_frequent"),
         OneHotEncoder(categories=categories, drop="if_binary", sparse_output=False),  # type: ignore[arg-type]
     )
-    groups = [(_NUMERIC, numeric, list(columns.numeric)), (_CATEGORICAL, categorical, list(columns.categories))]
+    groups = [(_NUMERIC, numeric, list(columns.numbers)), (_CATEGORICAL, categorical, list(columns.categories))]
     return ColumnTransformer([group for group in groups if group[2]])
 
 

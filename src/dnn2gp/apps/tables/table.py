@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from dnn2gp.apps.tables.dates import days, have_zones
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.optional import needs_extra
 
@@ -54,11 +55,14 @@ class Table:
         """A column by its name.
 
         Raises:
-            InputError: If there is no such column; the message lists the columns.
+            InputError: If there is no such column, in which case the message lists the columns, or more than one.
         """
         if name not in self.frame.columns:
             raise InputError(f"{self.name} has no column {name!r}{_suggestion(name, self.names)} {self._listing()}")
-        return self.frame[name]
+        found = self.frame[name]
+        if isinstance(found, pd.DataFrame):
+            raise InputError(f"{self.name} has several columns named {name!r}. Give each column its own name.")
+        return found
 
     def texts(self, name: str) -> pd.Series:
         """The cells of a column as text, NaN where one is missing; whole numbers have no decimal point."""
@@ -71,6 +75,11 @@ class Table:
             InputError: If a cell is not a number, is infinite, or is too large to be squared.
         """
         series = self.column(name)
+        if pd.api.types.is_complex_dtype(series.dtype):
+            raise InputError(
+                f"{self.name}: column {name!r}: expected real numbers; got {series.dtype}. Make two columns of the "
+                "real and imaginary parts, or of absolute value and angle."
+            )
         if pd.api.types.is_numeric_dtype(series.dtype):
             values = series.to_numpy(dtype=np.float64, na_value=np.nan)
         else:
@@ -79,6 +88,22 @@ class Table:
             self.refuse(name, np.isnan(values) & texts.notna().to_numpy(), "expected a number. Correct the cell.")
         large = np.abs(values) > _LARGEST
         self.refuse(name, large, "the number is infinite or too large. Correct the cell, or remove the row.")
+        return values
+
+    def days(self, name: str) -> np.ndarray:
+        """The cells of a column of dates as days since 1970-01-01, NaN where one is missing.
+
+        Raises:
+            InputError: If a cell is not a date that can be read in one way only.
+        """
+        texts = self.texts(name)
+        values = days(texts)
+        bad = np.isnan(values) & texts.notna().to_numpy()
+        self.refuse(name, bad, "expected a date such as 2024-03-31 or 2024-03-31 12:30. Correct the cell.")
+        zones = have_zones(texts)
+        if zones.any():
+            bad = ~zones & texts.notna().to_numpy()
+            self.refuse(name, bad, "expected a time zone, like other cells of the column. Add it to all, or to none.")
         return values
 
     def refuse(self, name: str, bad: np.ndarray, words: str) -> None:
@@ -142,7 +167,7 @@ def read_table(path: str | PathLike[str]) -> Table:
         raise InputError(f"{file} is a folder. Give the path of a CSV or Parquet file.")
     content = file.read_bytes()
     table = _parquet(file) if content[:4] == b"PAR1" else _csv(file.name, _decoded(file.name, content))
-    twice = sorted({name for name in table.names if table.names.count(name) > 1})
+    twice = sorted(set(table.frame.columns[table.frame.columns.duplicated()]))
     if twice:
         raise InputError(f"{file.name} has several columns named {named(twice)}. Give each column its own name.")
     return table
@@ -166,10 +191,7 @@ def _decoded(name: str, content: bytes) -> str:
 
 def _csv(name: str, text: str) -> Table:
     separator = _separator(text)
-    try:
-        (_, header), *rows = _records(text, separator)
-    except csv.Error as error:
-        raise InputError(f"{name} is not a CSV file ({error}). Look for a quote that is not closed.") from None
+    (_, header), *rows = _records(text, separator, name)
     names = [cell.strip() or f"Unnamed: {position}" for position, cell in enumerate(header)]
     if len(names) < 2:
         raise InputError(
@@ -196,21 +218,30 @@ def _separator(text: str) -> str:
     """The separator that splits the first lines into the most cells, with the same number in every line."""
 
     def score(separator: str) -> tuple[float, int]:
-        counts = [len(cells) for _, cells in islice(_records(text, separator), _SAMPLE)]
+        try:
+            counts = [len(cells) for _, cells in islice(_records(text, separator), _SAMPLE)]
+        except InputError:  # such as a whole line as one cell that is too long
+            return (0.0, 0)
         alike = sum(count == counts[0] for count in counts) / len(counts)
         return (alike, counts[0]) if counts[0] > 1 else (0.0, 1)
 
     return max(_SEPARATORS, key=score)
 
 
-def _records(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+def _records(text: str, separator: str, name: str = "the file") -> Iterator[tuple[int, list[str]]]:
     """The cells of each record with the line on which it starts, without blank lines."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
     start = 1
-    for cells in reader:
-        if len(cells) > 1 or (cells and cells[0].strip()):
-            yield start, cells
-        start = reader.line_num + 1
+    try:
+        for cells in reader:
+            if len(cells) > 1 or (cells and cells[0].strip()):
+                yield start, cells
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(
+            f"{name}, line {start}: expected cells of fewer than {csv.field_size_limit():,} characters, and every "
+            f"quote closed; got a row that cannot be read as CSV ({error}). Look for a quote that is not closed."
+        ) from None
 
 
 def _with_decimal_points(cells: pd.Series) -> pd.Series:
