@@ -126,8 +126,9 @@ def _is_date(table: Table, name: str) -> bool:
         return True
     unclear = like_dates(different)
     if unclear.any() and 2 * unclear.sum() > len(different):
+        example = different.tolist()[int(unclear.argmax())]
         raise InputError(
-            f"{table.name}: column {name!r}: expected dates such as 2024-03-31; got {different.tolist()[int(unclear.argmax())]!r}, "
+            f"{table.name}: column {name!r}: expected dates such as 2024-03-31; got {example!r}, "
             f"which can be read in several ways. Write them as year-month-day; or leave the column out with --drop "
             f"{name!r}, or take each date for a category with --categorical {name!r}."
         )
