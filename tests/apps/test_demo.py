@@ -193,7 +193,7 @@ def test_some_of_each_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [({"num_train": 1700}, "num_train"), ({"prior_precision": 0.0}, "positive")]
+    ("change", "message"), [({"num_train": 1700}, "num_train"), ({"prior_precision": 0.0}, "prior_precision")]
 )
 def test_configurations_that_cannot_be(tmp_path: Path, change: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):

@@ -96,7 +96,7 @@ def number(name: str, value: object) -> float:
     try:
         return positive_number(name, value)
     except InputError as error:
-        raise InputError(f'{error} Or use "{EVIDENCE}".') from None
+        raise InputError(str(error).replace("expected a", f'expected "{EVIDENCE}" or a', 1)) from None
 
 
 def seed_of(random_state: object) -> int:
