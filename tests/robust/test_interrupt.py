@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-import dnn2gp.gp.file_format
 import dnn2gp.gp.storage
 import dnn2gp.support.files
+import dnn2gp.support.tensor_file
 from dnn2gp import FunctionSpace, WeightSpace, convert, load, save
 from dnn2gp.network import Network
 from dnn2gp.network.eval_mode import evaluation_mode, statistics_mode
@@ -130,8 +130,8 @@ def _half_a_file(tensors: object, place: Path, metadata: object) -> None:
     ("target", "name", "double"),
     [
         (dnn2gp.gp.storage, "_tensors", _interrupt),
-        (dnn2gp.gp.file_format, "save_file", _interrupt),
-        (dnn2gp.gp.file_format, "save_file", _half_a_file),
+        (dnn2gp.support.tensor_file, "save_file", _interrupt),
+        (dnn2gp.support.tensor_file, "save_file", _half_a_file),
         (dnn2gp.support.files, "_flush_to_disk", _interrupt),
         (dnn2gp.support.files.os, "replace", _interrupt),
     ],
