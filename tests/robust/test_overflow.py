@@ -56,6 +56,19 @@ def test_targets_that_flatten_like_the_outputs(shape):
     convert(Grid(), (X, torch.zeros(shape)), GaussianLikelihood(1.0), 1.0)
 
 
+@pytest.mark.parametrize("count", [0, True])
+def test_counts_that_are_none(count):
+    prediction = convert(linear(), (X, torch.ones(8, 1)), GaussianLikelihood(1.0), 1.0).predict(X)
+    for draw in (prediction.monte_carlo, prediction.sample_latent, prediction.sample):
+        with pytest.raises(InputError, match="num_samples"):
+            draw(count)
+
+
+def test_noise_that_no_float_can_hold():
+    with pytest.raises(InputError, match="sigma"):
+        GaussianLikelihood(10**400)
+
+
 def test_more_data_of_another_likelihood():
     gp = convert(linear(3), (X, torch.zeros(8, 3)), GaussianLikelihood(1.0), 1.0)
     gp.condition((X, torch.zeros(8, 3)), GaussianLikelihood(0.5))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
 from dnn2gp.support.errors import InputError, NotFiniteError, NotPositiveDefiniteError
+from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.randomness import normal, own_generator
 
 
@@ -176,8 +177,7 @@ class Predictive(Moments):
 
     def _wide_samples(self, num_samples: int, generator: torch.Generator | None) -> Float[Tensor, "S N K"]:
         """f, in the dtype of its covariance."""
-        if num_samples < 1:
-            raise InputError(f"num_samples: expected at least 1; got {num_samples}.")
+        num_samples = whole_number("num_samples", num_samples)
         root = psd_root(self.latent_covariance)
         noise = normal((num_samples, *self.outputs.shape, 1), generator, root).to(root.dtype)
         return self.latent_mean + (root @ noise).squeeze(-1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from dnn2gp.likelihoods.base import Likelihood, check_state_keys
 from dnn2gp.likelihoods.targets import require_columns, require_dtype, require_finite, require_targets
 from dnn2gp.support.errors import InputError
+from dnn2gp.support.numbers import as_float
 from dnn2gp.support.randomness import own_generator
 
 
@@ -39,7 +40,7 @@ class GaussianLikelihood(Likelihood):
             raise InputError(
                 f"sigma: expected a number or a tensor; got {type(sigma).__name__}. Put several values into a tensor."
             )
-        own = sigma.clone() if isinstance(sigma, Tensor) else torch.tensor(float(sigma), dtype=torch.float64)
+        own = sigma.clone() if isinstance(sigma, Tensor) else torch.tensor(as_float(sigma), dtype=torch.float64)
         self.sigma = own
         _check_sigma(self.sigma)
 
