@@ -89,6 +89,7 @@ def test_wrong_usage(arguments: list[str], message: str) -> None:
     assert message in plain(result.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("blank_pictures")
 def test_demo_runs(tmp_path: Path) -> None:
     result = invoke("demo", "--out", str(tmp_path / "out"), "--preset", "smoke", "--seed", "3")
@@ -150,6 +151,7 @@ def test_an_interrupt_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("blank_pictures")
 def test_an_interrupt_while_a_picture_is_saved_leaves_whole_files_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

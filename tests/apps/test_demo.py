@@ -49,6 +49,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_smoke(tmp_path_factory.mktemp("demo") / "new" / "folder")
 
 
+@pytest.mark.slow
 def test_files(smoke: Run) -> None:
     assert {path.name for path in smoke.out.iterdir()} == FILES
     assert {path.name for path in smoke.result.files} == FILES
@@ -118,6 +119,7 @@ def test_the_saved_network_is_the_trained_one(smoke: Run) -> None:
     assert cross_entropy(outputs, digits.test_labels).item() == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_pictures_show_the_test_digits(smoke: Run) -> None:
     gp = load(smoke.out / "gp.safetensors", build_network(SMOKE.channels))
     digits = load_data(SMOKE.num_train, torch.Generator().manual_seed(0))
@@ -133,6 +135,7 @@ def test_pictures_show_the_test_digits(smoke: Run) -> None:
     assert np.allclose(epistemic, gp.predict(images).epistemic.numpy())
 
 
+@pytest.mark.slow
 def test_same_seed_same_numbers_and_other_seed_others(
     smoke: Run, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -105,6 +105,7 @@ def finished(table: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
 # What a run leaves ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_and_table(finished: tuple[Path, str]) -> None:
     out, output = finished
     names = {path.name for path in out.iterdir()} - {"jobs", "purpose.json", ".dnn2gp.lock"}
@@ -245,6 +246,7 @@ def test_models_that_cannot_be_loaded(finished: tuple[Path, str], tmp_path: Path
     assert load_table_model(tmp_path).architecture == load_table_model(finished[0]).architecture
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_classes(tmp_path: Path) -> None:
     frame = flats(60)
@@ -456,6 +458,7 @@ def test_other_errors(table: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_refused_tables_can_be_used_with_the_options_that_are_offered(tmp_path: Path) -> None:
     frame = flats().astype(object).assign(same=1, code=np.arange(40) % 3)

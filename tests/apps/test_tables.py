@@ -367,6 +367,7 @@ def test_cells_that_are_too_long_are_refused_where_they_are(tmp_path: Path) -> N
             read_table(written(tmp_path, text))
 
 
+@pytest.mark.slow
 def test_a_long_line_of_short_cells_is_no_long_cell(tmp_path: Path) -> None:
     """Read with any other separator, it would be."""
     names = [f"c{i}" for i in range(20_000)]

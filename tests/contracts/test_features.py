@@ -164,6 +164,7 @@ def test_an_engine_at_other_weights_is_a_new_one_there(make, precision):
     close(features.jacobian(x), CASE.parts()[0])  # the old one stays
 
 
+@pytest.mark.slow
 def test_kernels(engine, precision):
     features, x, J = engine
     few = tuple(leaf[:3] for leaf in x) if isinstance(x, tuple) else x[:3]
@@ -186,6 +187,7 @@ def test_kernel_between_two_feature_maps(precision):
     close(features.kernel_full(x, precision, pairs, gradient), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [None, 20_000])
 def test_the_factored_operator(engine, precision, budget):
     """SᵀJV^{½} and its products, kept and not kept."""

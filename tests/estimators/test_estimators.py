@@ -108,6 +108,7 @@ def oracle(est: GPNetRegressor, X: np.ndarray, y: np.ndarray, new: np.ndarray) -
 # scikit-learn's contract --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["GPNetRegressor", "GPNetClassifier"])
 def test_scikit_learn_checks(name: str) -> None:
     """All of check_estimator: many fits, so without the checks of shapes, which is twice as fast."""
@@ -124,6 +125,7 @@ def test_clone_and_set_params() -> None:
         clone(est.fit(*wave(10, 0))).predict([[0.0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("est", "data"),
     [
@@ -187,6 +189,7 @@ def test_random_states() -> None:
 # Regression ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_noise_and_intervals_are_right() -> None:
     est = GPNetRegressor(width=8, restarts=2).fit(*wave(250, 0))
     assert est.sigma_ == pytest.approx(0.3, rel=0.15)

@@ -66,6 +66,7 @@ def check_value_and_gradient(function, expected, *points):
         torch.testing.assert_close(found, true, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_one_delta_and_one_sigma_come_from_the_spectrum(kind, examples):
@@ -81,6 +82,7 @@ def test_one_delta_and_one_sigma_come_from_the_spectrum(kind, examples):
             check_value_and_gradient(function, lambda c: brute_force_evidence(case, kind, c, one), scale[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_one_delta_a_layer_and_one_sigma_an_output(kind, examples):
@@ -101,6 +103,7 @@ def test_one_delta_a_layer_and_one_sigma_an_output(kind, examples):
         check_value_and_gradient(function, lambda c: brute_force_evidence(case, kind, spread(c), one), [0.4, 3.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_laplaces_evidence_at_the_weights(kind, examples):
@@ -135,6 +138,7 @@ def test_layers_without_outputs_and_outputs_without_layers(examples):
     torch.testing.assert_close(outputs(0.4, two), brute_force_evidence(case, "gaussian", one, two), rtol=1e-9, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", [Diagonal(), BlockDiagonal(), Kronecker()])
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
 def test_a_structure_has_the_evidence_of_its_own_posterior(kind, structure):

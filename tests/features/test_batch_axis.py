@@ -62,6 +62,7 @@ def network(layer: str, order: str) -> nn.Module:
         return Inside(LAYERS[layer](), *ORDERS[order]).double().eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(("examples", "tokens"), [(5, 4), (4, 4), (1, 4)])
@@ -89,6 +90,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
 @pytest.mark.parametrize("order", ["merged (N, L)", "merged (L, N)"])
 def test_frames_through_a_convolution(layer, order):

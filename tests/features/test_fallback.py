@@ -287,6 +287,7 @@ def built(make) -> nn.Module:
         return make().double().eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_is_left_and_the_products(name):
     """One warning, the other weights by rules, and every product right."""
@@ -294,6 +295,7 @@ def test_what_is_left_and_the_products(name):
     assert_right(built(make), inputs(), names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_one_example(name):
     make, inputs, names = NETWORKS[name]

@@ -92,6 +92,7 @@ class Recurrent(nn.Module):
 NETWORKS = [Positions, LastPositions, Switch, Optional, Convolution, Recurrent, Turned, TurnedAtOnePosition]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:No layer rule")
 @pytest.mark.parametrize("learned", ["short", "long"])
 @pytest.mark.parametrize("order", ["short with long", "long with short"])

@@ -82,6 +82,7 @@ def test_one_warning_for_each_weight():
         features.at(features.anchor + 1).jacobian(randn(5, 7, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", ["kernel_full", "kernel_trace", "ggn_diagonal", "kronecker", "covariance"])
 def test_plans_do_not_depend_on_the_calls_before_them(work):
     budget = 1_000_000

@@ -119,6 +119,7 @@ IN_PLACE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_inside_a_network(name):
     """By rules alone, and the inputs and the network are as before."""

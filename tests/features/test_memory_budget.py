@@ -30,6 +30,7 @@ def measured(work: str, count: int, budget: float, out: Path | None = None, netw
     return allocated(run, mapped), plans[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "count", "budget"),
     [("kernel_full", 200, 60e6), ("kernel_trace", 400, 40e6), ("ggn_diagonal", 400, 30e6), ("covariance", 400, 40e6)],
@@ -40,6 +41,7 @@ def test_never_more_than_the_budget(work, count, budget):
     assert peak <= budget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "work"),
     [
@@ -63,6 +65,7 @@ def test_never_more_than_the_budget_whatever_the_network(network, work):
     assert peak <= budget
 
 
+@pytest.mark.slow
 def test_a_kernel_larger_than_the_budget_goes_to_a_file(tmp_path):
     """250 examples, 10 outputs: 25 MB in the file, 20 MB in memory."""
     peak, planned = measured("kernel_full", 250, 20e6, tmp_path / "kernel.bin")

@@ -23,6 +23,7 @@ def small(budget: bool = True):
     return features, x, explicit(module, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [constant, various])
 @pytest.mark.parametrize("other", [None, 4], ids=["symmetric", "not symmetric"])
 def test_as_in_memory(tmp_path, kind, other):
@@ -59,6 +60,7 @@ def test_a_result_larger_than_the_budget(tmp_path):
     close(found, kernel(J, constant(features)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_error_leaves_nothing(tmp_path, monkeypatch, error, existing):

@@ -92,6 +92,7 @@ def made(case) -> tuple[nn.Module, torch.Tensor]:
         return module, torch.randn(5, *case[-1], dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CASES, *OTHERS])
 def test_jacobian(name, condensed):
     module, x = made((CASES | OTHERS)[name])

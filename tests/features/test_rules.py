@@ -247,6 +247,7 @@ COMPOSED = {
 RULES = {**LINEAR, **CONVOLUTION, **OTHERS, **COMPOSED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_every_product(name):
     """All of them, with no weight left to the general engine."""
@@ -265,6 +266,7 @@ KINDS += ["x + w", "x - w", "x * w", "x * w, one number", "self-attention", "cro
 KINDS += ["encoder layer", "RNN", "RNN, last state", "LSTM, sequence first, no bias", "GRU", "LSTM cell"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_few_examples_and_one_output(name):
     """Learned from one example, which may be all there is; K = 1."""
@@ -276,6 +278,7 @@ def test_few_examples_and_one_output(name):
         close(features.jacobian(first(inputs, count)), J[:count])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_single_precision(name):
     """To 1e-5 of the largest entry."""
@@ -295,6 +298,7 @@ CHUNKED = ["linear", "linear, tokens", "linear, wide, two tokens", "conv2d", "co
 CHUNKED += ["embedding", "layer norm, tokens", "x * w", "RNN"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"), [*((name, constant) for name in CHUNKED), ("linear", various), ("conv2d", various)]
 )

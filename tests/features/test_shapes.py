@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from features.support import Case, close, constant, engine, explicit, kernel, randn
 from hypothesis import assume, given, settings
@@ -23,6 +24,7 @@ def assert_jacobian_and_kernel(case: Case, examples: int, outputs: int) -> None:
     close(features.ggn_diagonal(inputs, torch.ones(*J.shape[:2], 1).double()), J.sum(1).square().sum(0))
 
 
+@pytest.mark.slow
 @few
 @given(st.lists(sizes, max_size=3), sizes, sizes, st.booleans(), st.integers(1, 4), sizes)
 def test_linear_at_positions(positions, width, out, bias, examples, outputs):
@@ -50,6 +52,7 @@ def geometries(draw):
     )
 
 
+@pytest.mark.slow
 @few
 @given(geometries(), st.booleans(), st.integers(1, 3))
 def test_convolution(geometry, bias, examples):
@@ -61,6 +64,7 @@ def test_convolution(geometry, bias, examples):
     assert_jacobian_and_kernel(case, examples, 2)
 
 
+@pytest.mark.slow
 @few
 @given(geometries(), st.booleans(), st.integers(1, 3), st.tuples(st.integers(0, 2), st.integers(0, 2)))
 def test_transposed_convolution(geometry, bias, examples, more):

@@ -184,6 +184,7 @@ def built(name: str) -> tuple[nn.Module, Tensor]:
         return make().double().eval(), inputs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_sums_of_uses(name):
     """Every product, by rules alone."""

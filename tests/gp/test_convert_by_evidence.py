@@ -66,6 +66,7 @@ def test_delta_and_sigma_in_one_call():
     assert gp.tuning.evidence == pytest.approx(gp.evidence().value, rel=1e-9)
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("kind", ["gaussian", "categorical", "bernoulli", "poisson"])
 @pytest.mark.parametrize("examples", [6, 40])

@@ -19,6 +19,7 @@ from zoo import ZOO, specimen
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", [WeightSpace(), FunctionSpace()], ids=repr)
 def test_numbers(space):
     case = problem("categorical", 9, 3)
@@ -48,6 +49,7 @@ def test_numbers(space):
     assert found.uninformative == 0
 
 
+@pytest.mark.slow
 def test_a_trained_network_is_trusted_in_words():
     x = torch.linspace(-2, 2, 60, dtype=torch.float64)[:, None]
     y = torch.sin(2 * x)
@@ -95,6 +97,7 @@ def test_a_saturated_network_is_found_out():
     assert "saturated" in str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_every_network_gets_all_findings(name):
     case = specimen(name)

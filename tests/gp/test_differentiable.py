@@ -47,6 +47,7 @@ def make(name, **settings):
     return convert(module, (x, y), GaussianLikelihood(0.5), 1.0, **settings), new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -67,6 +68,7 @@ def test_predictions(name, settings):
     assert gradcheck(moments, (new,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "engine"),
     [*((name, LayerwiseFeatures) for name in NETWORKS), ("mlp", JacobianFeatures), ("convolution", JacobianFeatures)],

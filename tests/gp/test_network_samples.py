@@ -46,6 +46,7 @@ def test_by_default_the_posterior_of_the_gp_is_sampled_without_forming_it():
     torch.testing.assert_close(noisy.aleatoric, torch.full((4, 2), 0.49, dtype=torch.float64))
 
 
+@pytest.mark.slow
 def test_a_linear_network_sampled_has_the_moments_of_the_gp():
     """Where the network is linear, sampling weights and the GP are one, up to the Monte Carlo error."""
     torch.manual_seed(0)

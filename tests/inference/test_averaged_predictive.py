@@ -30,6 +30,7 @@ def test_averages_of_a_nonlinear_link():
     assert (close - (each[0] + each[1]) / 2).abs().max() < 5 * 0.5 / 200  # probabilities vary by less than 0.5
 
 
+@pytest.mark.slow
 def test_samples_are_averages_of_maps_drawn_together():
     """Mean and covariance of the samples are those that the prediction states."""
     found, latent, covariance = averaged(GaussianLikelihood(0.3))

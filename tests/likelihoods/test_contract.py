@@ -89,6 +89,7 @@ def test_residual_is_the_gradient(case: Case, **size: int) -> None:
     close(problem.likelihood.residual(problem.f, problem.y), oracle.gradient(problem.log_prob, problem.f, problem.y))
 
 
+@pytest.mark.slow
 @each_case
 @few
 @sizes
@@ -133,6 +134,7 @@ def test_inverse_map_at_the_linear_prediction_is_the_mean(case: Case, **size: in
     close(problem.likelihood.inverse_map(linear, problem.f, linear), case.mean(problem.f))
 
 
+@pytest.mark.slow
 @each_case
 @few
 @sizes

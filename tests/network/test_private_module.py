@@ -170,6 +170,7 @@ class Checkpointed(nn.Module):
         return self.layers[3](checkpoint(self.layers[:3], x, use_reentrant=False))
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_at_other_weights():
     """What the backward pass computes again must have the weights of the forward pass, not those of the module."""
     gradients = []

@@ -85,6 +85,7 @@ def test_batches_add_up_until_the_step():
     torch.testing.assert_close(brute_force.flat_weights(module), brute_force.flat_weights(twin), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_resumed_training_ends_at_the_same_bits(kind, tmp_path):
     settings = {"momentum": 0.5, "precision_lr": 0.01, **({} if ROWS[kind][2] else {"num_samples": 2})}
@@ -168,6 +169,7 @@ def test_the_elbo_of_the_exact_posterior_is_the_evidence():
     assert found == pytest.approx(evidence.item(), abs=0.2)  # the log-likelihoods of samples differ by about 1.2
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_of_a_real_network():
     module, x, _ = normalised()
     y = x.mean((1, 2)).argsort().argsort() // 4

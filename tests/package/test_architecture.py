@@ -116,6 +116,7 @@ def cycle(graph: Graph) -> list[str]:
 # The package ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_imports_go_down_the_layers() -> None:
     found = violations(import_graph(ROOT / "src"), declared_layers())
     assert not found, "\n".join(found)
@@ -149,6 +150,7 @@ def loaded_after(statement: str, names: tuple[str, ...]) -> list[str]:
     return result.stdout.split()
 
 
+@pytest.mark.slow
 def test_import_is_light() -> None:
     heavy = ("scipy", "sklearn", "optuna", "pandas", "matplotlib", "rich", "joblib", "typer", "psutil")
     statement = f"from {PACKAGE} import *; from {PACKAGE} import tune"

@@ -66,6 +66,7 @@ def code_names(path: Path) -> list[str]:
     return sorted({name if name.startswith("dnn2gp.") else f"dnn2gp.{name}" for name in dotted})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path.read_text("utf-8"))], ids=relative)
 def test_python_runs(path: Path, tmp_path: Path) -> None:
     """All blocks in one namespace; a failure is reported at its line of the document.

@@ -16,6 +16,7 @@ def run(script: Path, folder: Path, *arguments: str) -> str:
     return forked.run([script, "--smoke", *arguments], cwd=folder, environment=environment).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
 def test_smoke(script: Path, tmp_path: Path) -> None:
     folder = tmp_path / "here"

@@ -88,6 +88,7 @@ def test_every_optional_package_has_a_case() -> None:
     assert set(CASES) == set(OPTIONAL)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_missing_package_names_its_extra(tmp_path: Path) -> None:
     (tmp_path / "table.parquet").write_bytes(b"PAR1")
@@ -96,6 +97,7 @@ def test_a_missing_package_names_its_extra(tmp_path: Path) -> None:
     assert result.stdout.splitlines() == [f"{package} right" for package, *_ in cases], result.stderr
 
 
+@pytest.mark.slow
 def test_the_base_install_is_enough_for_a_gp(tmp_path: Path) -> None:
     result = python("-W", "ignore", "-c", BASE.format(packages=OPTIONAL), folder=tmp_path)
     assert result.returncode == 0, result.stderr

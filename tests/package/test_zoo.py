@@ -16,6 +16,7 @@ from network_table import TOLERANCE, gaps, render
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("name", ZOO)
 def test_agrees_with_brute_force(name, dtype):

@@ -60,6 +60,7 @@ def parts(q: Gaussian) -> tuple[Tensor, Tensor]:
 SIZES = [(7, 2, 1, 1), (1, 1, 1, 1), (5, 3, 2, 2), (4, 2, 1, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("examples", "inputs", "outputs", "depth"), SIZES)
 def test_every_step_is_one_of_vogn(examples, inputs, outputs, depth, monkeypatch):
     """Mean and precision of each member after each of six steps are those of `VOGN` with the same noise."""

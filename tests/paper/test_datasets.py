@@ -80,6 +80,7 @@ def test_images_that_cannot_be_had(digits: Path, monkeypatch: pytest.MonkeyPatch
     assert list(digits.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_download(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What OpenML sends goes into one whole file; too few images do not."""
     (digits / "mnist.npz").unlink()

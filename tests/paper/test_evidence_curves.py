@@ -134,6 +134,7 @@ def test_laplace_does_not_depend_on_the_settings_of_vi(synthetic, tmp_path):
     assert synthetic_figure.laplace_curve(other, Workspace(tmp_path, resume=True)) == found
 
 
+@pytest.mark.slow
 @SMALL
 def test_the_synthetic_figure(synthetic, tmp_path):
     """The same bytes twice, and after a curve was cut; verdicts by hand."""

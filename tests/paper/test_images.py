@@ -38,6 +38,7 @@ def jacobian(network, x):
     return torch.cat([found[name].flatten(2) for name in names], 2)
 
 
+@pytest.mark.slow
 def test_arrays_by_brute_force(tmp_path):
     """Kernel JJᵀ or JΣJᵀ, mean Jμ, and Λ J Σ Jᵀ Λ with Σ = (diag JᵀΛJ + δ)⁻¹ for Laplace."""
     config = replace(mnist.FIGURE.smoke, num_train=20, per_class=2, batch_size=20, laplace_prior_precision=2.0)
@@ -146,6 +147,7 @@ def test_negative_correlations_are_more_than_noise(least, holds):
     assert claim.measured.startswith(f"below −0.05: {shares} of the pairs (below 0: 25.0% versus 0.0%")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [mnist, cifar, binary_mnist, ood])
 def test_the_same_twice_and_from_kept_weights(module, tmp_path):
     """Fresh trainings and kept weights give the same bytes; what is wrong is refused."""
@@ -176,6 +178,7 @@ def test_other_settings_train_anew(tmp_path):
         binary_mnist.FIGURE.run(config)
 
 
+@pytest.mark.slow
 def test_areas_by_counting_pairs(tmp_path):
     """AUROC is the share of pairs in the right order, ties counting half."""
     own = ood.FIGURE.run(ood.FIGURE.smoke, Workspace(weights=tmp_path)).arrays

@@ -74,6 +74,7 @@ def test_all_figures_and_their_report(tmp_path, request):
     assert {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()} == before
 
 
+@pytest.mark.slow
 def test_one_figure_twice_gives_the_same_files(tmp_path):
     for name in ("a", "b"):
         assert reproduce("moons", "--preset", "smoke", "--out", str(tmp_path / name)).exit_code == 0
@@ -81,6 +82,7 @@ def test_one_figure_twice_gives_the_same_files(tmp_path):
         assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("blank_pictures")
 def test_a_damaged_result_is_made_anew_and_a_whole_one_is_never_lost(tmp_path):
     out = str(tmp_path)
@@ -117,6 +119,7 @@ def test_a_damaged_result_is_made_anew_and_a_whole_one_is_never_lost(tmp_path):
     assert FIGURES["moons"].title in page
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("blank_pictures")
 def test_work_of_other_settings_is_made_anew(tmp_path):
     """What an older version left behind does not stand in the way."""
@@ -194,6 +197,7 @@ def test_a_new_figure_is_one_module(tmp_path, monkeypatch):
     assert "A toy" in (tmp_path / "out" / "smoke" / "report.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("blank_pictures")
 def test_a_bug_in_one_figure_leaves_the_others(tmp_path, monkeypatch):
     def broken(*_):

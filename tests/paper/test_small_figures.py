@@ -17,6 +17,7 @@ FIGURES = {"moons": moons.FIGURE, "two_d": two_d.FIGURE, "snelson": snelson.FIGU
 CASES = [pytest.param(name, marks=NO_SNELSON if name == "snelson" else ()) for name in FIGURES]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_two_runs_give_identical_files_and_leave_torch_as_it_was(name, tmp_path):

@@ -48,6 +48,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return load_checkpoint(path)["network"]
 
 
+@pytest.mark.slow
 def test_command(digits: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = CliRunner().invoke(app, [*SMOKE, "--compare", "adam", "--compare", "ogn", "--out", str(out)])
@@ -63,6 +64,7 @@ def test_command(digits: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_it_learns(digits: Path, tmp_path: Path) -> None:
     """Most digits after a few epochs of few images, with a posterior that is cold enough for that."""
     result = run(TrainConfig(epochs=6, batch_size=32, num_train=1200, networks=3, temperature=0.02, out=tmp_path))
@@ -77,6 +79,7 @@ def test_a_training_that_diverges_keeps_its_last_good_state(digits: Path, tmp_pa
     assert all(value.isfinite().all() for value in kept["network"].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["vogn", "adam"])
 def test_a_killed_training_goes_on_to_the_same_weights(method: str, digits: Path, tmp_path: Path) -> None:
     """kill −9 in mid-epoch; the resumed run ends with the weights of an uninterrupted one, to the last bit."""
@@ -106,6 +109,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_saves_the_training_as_it_is(digits: Path, tmp_path: Path) -> None:
     """Also before the first checkpoint was due; a second Ctrl-C would stop at once."""

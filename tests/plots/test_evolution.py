@@ -46,6 +46,7 @@ def test_kernel_strip_shows_correlations() -> None:
         np.testing.assert_allclose(image, (kernel / scale[:, None] / scale)[np.ix_(order, order)], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_animations(tmp_path) -> None:
     first = posterior_animation([1, 2, 3], GRID, MEANS, SPREAD, 0.1, DATA)
     kernels = np.stack([np.eye(4) + size * np.ones((4, 4)) for size in (0.1, 1.0, 10.0)])

@@ -78,6 +78,7 @@ def test_wrong_predictions_are_red() -> None:
     assert min(seen.values()) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_fewer_examples_than_places(count: int) -> None:
     figure, _ = draw(count=count)

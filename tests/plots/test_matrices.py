@@ -145,6 +145,7 @@ def test_one_example_and_all_zero(draw) -> None:
     assert image(figure.axes[0]).tolist() == [[0.0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [kernel_matrix, posterior_mean, lambda v, y: uncertainty_maps(v, v, y)])
 @pytest.mark.parametrize("count", [7, 300])
 def test_nothing_is_cut_off(draw, count: int) -> None:

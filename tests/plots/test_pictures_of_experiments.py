@@ -56,6 +56,7 @@ def test_bands():
         band_panels(X, {}, X, X)
 
 
+@pytest.mark.slow
 def test_a_network_as_a_gp():
     """Rows are grouped by class, within it by the posterior mean; the letters stand at their rows."""
     features = GENERATOR.normal(size=(8, 4))

@@ -24,6 +24,7 @@ def assert_equal(found, expected) -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("name", ["mlp", "attention", "stateful", "uncopyable"])
 def test_deep_copies(name, space):
@@ -38,6 +39,7 @@ def test_deep_copies(name, space):
     assert_equal(predicted(copied), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("name", ["mlp", "attention", "stateful"])
@@ -49,6 +51,7 @@ def test_pickled(name, space, used):
     assert_equal(predicted(pickle.loads(pickle.dumps(gp))), expected)
 
 
+@pytest.mark.slow
 def test_worker_processes():
     gps = [converted(network(name)) for name in ("mlp", "attention", "stateful")]
     with multiprocessing.get_context("spawn").Pool(2) as pool:

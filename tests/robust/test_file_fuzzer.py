@@ -401,6 +401,7 @@ def outcome(case: Case, path: Path, expected: list[Tensor]) -> str:
     return "unchanged" if same else "CHANGED"
 
 
+@pytest.mark.slow
 def test_damaged_files(cases: dict[str, Case], tmp_path: Path) -> None:
     path = tmp_path / "damaged.safetensors"
     names = list(cases)

@@ -81,6 +81,7 @@ SETTINGS = {
 # Round trips ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_exact(path, settings: str, dtype) -> None:
@@ -95,6 +96,7 @@ def test_exact(path, settings: str, dtype) -> None:
     unchanged(gp, load(str(path), lambda: fresh().to(dtype)), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("likelihood", "targets"),
     [
@@ -196,6 +198,7 @@ class Two(nn.Module):
         return self.left(a) * self.right(b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expand", [Expansion.gauss_newton, Expansion.empirical_fisher])
 @pytest.mark.parametrize("pack", [tuple, list, lambda pair: dict(zip("ab", pair, strict=True))])
 def test_containers_of_inputs(path, pack, expand) -> None:
@@ -337,6 +340,7 @@ def test_header_without_a_key(saved, key: str) -> None:
         load(saved, fresh())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("value", ["nonsense", 3, ["nonsense"], [], {"a": 1}])
 def test_header_with_nonsense(saved, key: str, value) -> None:
@@ -394,6 +398,7 @@ def full_disk(path: Path, limit: int) -> str:
     return forked.run([Path(__file__).with_name("full_disk.py"), path, limit]).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="has no limit on the size of files")
 @pytest.mark.parametrize("limit", [0, 4096])
 def test_full_disk(saved, limit: int) -> None:

@@ -185,6 +185,7 @@ def test_blocks_cover_every_weight_once(saved: Saved, kind: str, shift: int) -> 
         load(path, fresh())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_every_tensor_has_its_shape_and_dtype(saved: Saved, kind: str) -> None:
     """One row more, one axis more, another dtype, NaN: for every tensor of every kind of file."""

@@ -60,6 +60,7 @@ class Interrupted(nn.Module):
         return self.second(self.last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inference", [WeightSpace(), FunctionSpace()], ids=repr)
 def test_interrupted_convert(inference) -> None:
     x, y = regression()
@@ -126,6 +127,7 @@ def _half_a_file(tensors: object, place: Path, metadata: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "name", "double"),
     [

@@ -495,6 +495,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_several_inputs(form: str) -> None:
     kind, pack = FORMS[form]
@@ -586,6 +587,7 @@ BAD_INPUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["predict", "mean", "covariance", "samples"])
 @pytest.mark.parametrize("kind", BAD_INPUTS)
 def test_bad_inputs_of_a_gp(kind: str, method: str) -> None:

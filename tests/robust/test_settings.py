@@ -146,6 +146,7 @@ def outcomes(tmp_path_factory) -> dict[str, tuple[str, str]]:
     return json.loads(result.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", TYPES)
 def test_wrong_types(case: str, outcomes) -> None:
     error, message = TYPES[case]

@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # 200 calls per thread take several minutes.
 CALLS = os.environ.get("DNN2GP_THREAD_CALLS", "2")
 
 
+@pytest.mark.slow
 def test_predict_and_convert_from_many_threads():
     program = [sys.executable, str(Path(__file__).with_name("threads.py")), CALLS]
     finished = subprocess.run(program, capture_output=True, text=True, check=False)

@@ -15,6 +15,7 @@ from reference import brute_force
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"inference": WeightSpace()}, {"inference": FunctionSpace()}])
 @pytest.mark.parametrize("kind", KINDS)
 def test_conditioning_is_having_had_the_data_at_once(kind, options):

@@ -25,6 +25,7 @@ def log_normaliser(kind, case):
     return torch.lgamma(case.y + 1).sum() if kind == "poisson" else torch.tensor(0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("examples", [2, 12])
@@ -43,6 +44,7 @@ def test_laplace_evidence_by_explicit_determinants(kind, examples, space):
     assert evidence.value == (evidence.linear_model if kind.startswith("gaussian") else evidence.laplace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("kind", ["gaussian", "gaussian per output"])
 @pytest.mark.parametrize("examples", [2, 12])
@@ -68,6 +70,7 @@ def regression_evidence(case):
     return multivariate_normal(torch.zeros(len(flat)).numpy(), covariance.numpy()).logpdf(y_tilde.flatten().numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("kind", ["gaussian", "bernoulli", "categorical", "poisson"])
 @pytest.mark.parametrize("examples", [2, 12])

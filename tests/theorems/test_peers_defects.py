@@ -40,6 +40,7 @@ def test_defect_1_off_diagonal_of_the_noise_precision_is_kept(space):
     assert (dropped / found).min() < 0.9  # dropping the off-diagonal would be seen
 
 
+@pytest.mark.slow
 @SPACES
 def test_defect_2_evidence_counts_the_data_once(space):
     """The evidence is log N(ỹ | 0, K + σ²I), and the best δ that it names is the one of that density."""

@@ -31,6 +31,7 @@ def assert_agree(a, b, tolerance=1e-8):
     assert (a - b).abs().max() <= tolerance * b.abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "examples", "outputs", "width"),
     [
@@ -54,6 +55,7 @@ def test_all_answers_agree(kind, examples, outputs, width):
     assert_agree(weight.evidence_gradient().prior_precision, function.evidence_gradient().prior_precision, 1e-7)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     kind=st.sampled_from(KINDS),
@@ -76,6 +78,7 @@ def test_tiny_problems_agree_with_each_other_and_with_brute_force(kind, examples
         assert abs(2 * gp.evidence().complexity - log_det) <= 1e-8 * max(1, log_det)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradient_features_agree(kind):
     """The empirical Fisher in both spaces, and as brute force: Σ̃⁻¹ = Σ gᵢgᵢᵀ + diag δ."""

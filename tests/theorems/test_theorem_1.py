@@ -20,6 +20,7 @@ CASES = [*((kind, 4) for kind in KINDS), *((kind, count) for kind in ("gaussian"
 SPACES = (WeightSpace(), FunctionSpace())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize(("kind", "examples"), CASES)
 def test_at_a_minimum_the_posterior_is_laplace(kind, examples, space):
@@ -55,6 +56,7 @@ def test_posterior_is_bayesian_regression_on_the_transformed_data(kind):
     torch.testing.assert_close(found, covariance, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize(("kind", "examples"), CASES)
 def test_elsewhere_the_mean_is_one_gauss_newton_step(kind, examples, space):

@@ -60,6 +60,7 @@ def stepped(case: Problem, state: State, samples: Tensor, beta: float, scale: fl
     return state.mean - beta * move, precision
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "outputs", "num_samples", "beta"),
     [
@@ -88,6 +89,7 @@ def test_a_step_is_the_posterior_of_its_linear_model(kind, outputs, num_samples,
         torch.testing.assert_close(gp.inference.mean, mean, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_samples", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize(("kind", "outputs"), CASES[:4])
 def test_the_linear_model_is_that_of_appendix_a(kind, outputs, num_samples):
@@ -172,6 +174,7 @@ def test_with_gradient_features_it_is_the_step_of_the_empirical_fisher():
     torch.testing.assert_close(posterior.precision.dense(), after.precision.dense(), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_samples", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize(("kind", "outputs"), [("gaussian", 1), ("gaussian per output", 3)])
 def test_evidence_of_the_linear_model(kind, outputs, num_samples):
@@ -191,6 +194,7 @@ def test_evidence_of_the_linear_model(kind, outputs, num_samples):
         assert found.value == pytest.approx(expected.item(), rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_samples", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize(("kind", "outputs"), CASES)
 def test_predictions_are_the_average_of_the_maps(kind, outputs, num_samples):

@@ -103,6 +103,7 @@ def test_evidence_with_a_noise_of_its_own_for_each_member():
         assert found[member].item() == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gaussian", "bernoulli", "categorical"])
 def test_every_member_ends_at_a_minimum_of_its_own_loss(kind):
     x, y, likelihood, loss = members(kind)
@@ -158,6 +159,7 @@ def test_a_weak_start_is_left_where_nothing_lowers_the_loss():
     assert torch.equal(again.weights, first.weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inplace", [False, True])
 def test_a_network_is_trained_in_place_by_gauss_newton_or_by_lbfgs(inplace):
     """In-place layers are not for vmap: L-BFGS takes them, and ends at a minimum too."""

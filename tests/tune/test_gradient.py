@@ -66,6 +66,7 @@ def test_the_gp_and_the_network_are_those_of_the_best_round():
     assert found.evidence > found.trials[0].evidence
 
 
+@pytest.mark.slow
 def test_more_weights_than_data_do_not_run_away_to_no_noise():
     """At fixed features the evidence asks for less and less noise while it falls: steps become shorter instead."""
     x, y = make_friedman1(40, n_features=5, noise=1.0, random_state=0)
@@ -83,6 +84,7 @@ def test_more_weights_than_data_do_not_run_away_to_no_noise():
     assert after.settings["sigma"] > found.trials[min(place for place in lost if place > best)].settings["sigma"]
 
 
+@pytest.mark.slow
 def test_targets_far_from_zero_or_of_another_scale_are_said():
     """A first round whose minimum is none to speak of is not taken for the best; what was not learned is said."""
     x, y = data()
@@ -101,6 +103,7 @@ def test_a_sigma_that_is_given_stays():
     assert found.gp.likelihood.sigma.item() == 0.25
 
 
+@pytest.mark.slow
 def test_layers_and_outputs_of_their_own():
     x, y = data(outputs=2)
     one = tune.gradient(network(2), (x, y), GaussianLikelihood(), max_rounds=60, tolerance=0.05)
@@ -121,6 +124,7 @@ def test_targets_of_one_axis_are_those_of_one_column():
     assert one.evidence == pytest.approx(other.evidence, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_classes():
     x, y = data()
     found = tune.gradient(
@@ -154,6 +158,7 @@ def test_a_training_of_ones_own():
     assert "max_rounds" in str(found)
 
 
+@pytest.mark.slow
 def test_while_training():
     x, y = data()
     module = network()

@@ -63,6 +63,7 @@ def test_a_folder_is_found_from_elsewhere(tmp_path, monkeypatch):
     assert len(list((tmp_path / "here" / "jobs").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_in_the_same_order(tmp_path):
     settings = {"width": [5, 1, 3]}
     alone = tune.grid(fit, settings, repeats=2)

@@ -23,6 +23,7 @@ def marks(folder):
     return Counter(path.name.rsplit("-", 1)[0] for path in (folder / "marks").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grid", "study"])
 def test_a_killed_tuning_goes_on_where_it_stopped(kind, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -34,6 +34,7 @@ def by_scipy(network, x, y, delta, sigma):
     return multivariate_normal(torch.zeros(len(y)).numpy(), covariance.numpy()).logpdf(outputs.numpy())
 
 
+@pytest.mark.slow
 def test_the_evidence_is_that_of_the_network_and_no_neighbour_has_a_larger_one():
     """Other λ = δσ², trained on from the minimum, and other σ: none is better by more than the last step allows."""
     x, y = data()
@@ -62,6 +63,7 @@ def test_sigma_has_its_closed_form_at_the_end():
     assert sigma**2 == pytest.approx(total.item() / len(y), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_units_of_the_targets_do_not_matter():
     """σ goes with the targets. (First weights do not, so that another minimum may be found: not to the last digit.)"""
     for scale in (0.1, 10.0):
@@ -71,6 +73,7 @@ def test_units_of_the_targets_do_not_matter():
         assert found.likelihood.sigma.item() == pytest.approx(0.3 * scale, rel=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [0.2, 5.0])
 def test_a_delta_or_a_sigma_that_is_given_stays(given):
     x, y = data()
@@ -100,6 +103,7 @@ def test_targets_without_noise_are_at_the_edge():
     assert found.likelihood.sigma.item() == pytest.approx(1e-4)
 
 
+@pytest.mark.slow
 def test_classes():
     x, y = data()
 

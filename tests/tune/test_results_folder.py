@@ -30,6 +30,7 @@ def fit(width, repeat):
 # A journal that was cut -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_journal_that_is_cut_anywhere_goes_on(tmp_path):
     """In the midst of each of its last lines: what is whole counts, and the study ends as if nothing had happened."""
     expected = tune.study(objective, num_trials=5, folder=tmp_path / "whole")

@@ -37,6 +37,7 @@ def test_a_study_that_is_gone_on_with_is_as_if_it_had_not_stopped(tmp_path):
     assert resumed == tune.study(objective, num_trials=15)
 
 
+@pytest.mark.slow
 def test_processes_share_the_trials(tmp_path):
     """As many as were asked for, no more, and no two of them drawn by the same seed; all wait for the last."""
     for attempt in range(3):

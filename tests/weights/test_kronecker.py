@@ -175,6 +175,7 @@ def test_refusals():
     assert per_layer.posterior.precision.diagonal().min() >= 1.0
 
 
+@pytest.mark.slow
 def test_sampled_columns_are_unbiased_and_fewer():
     """The GGN diagonal from random columns of the root: C passes, and right on average."""
     module, x = network(lambda: nn.Linear(3, 4), nn.Tanh, lambda: nn.Linear(4, 3)), randn(N, 3)

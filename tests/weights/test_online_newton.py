@@ -55,6 +55,7 @@ def data_loss(case: Problem, weights: Tensor) -> Tensor:
     return torch.stack([case.loss(fi, yi) for fi, yi in zip(f, case.y, strict=True)]).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "structure", "num_samples"),
     [
@@ -109,6 +110,7 @@ def test_momentum_that_changes_from_step_to_step():
     torch.testing.assert_close(state.mean, expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("curvature", CURVATURES, ids=str)
 @pytest.mark.parametrize("num_samples", [0, 2])
@@ -151,6 +153,7 @@ def regularised(kind: str) -> Problem:
     return replace(case, delta=(300 if kind == "gaussian" else 30) * case.delta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "row"),
     [
@@ -178,6 +181,7 @@ def test_methods_at_the_mean_stop_at_a_minimiser(kind, row):
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_oggn_stops_at_a_minimiser_of_a_network_that_fits():
     """The data decides, not the prior; GGN and Hessian differ, so it takes more steps."""
     case = problem("gaussian", examples=12, outputs=2)
@@ -226,6 +230,7 @@ def test_voggn_on_a_linear_gaussian_model_is_bayesian_linear_regression(curvatur
     torch.testing.assert_close(state.precision.dense(), precision, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_voggn_converges_there_for_smaller_rates_and_plain_samples():
     """With β < 1 geometrically; with plain samples the mean fluctuates about the exact one, less for smaller rates."""
     mean, precision = exact_posterior()
@@ -245,6 +250,7 @@ def test_voggn_converges_there_for_smaller_rates_and_plain_samples():
     assert white.abs().max() < 4 / 400**0.5
 
 
+@pytest.mark.slow
 def test_diagonal_voggn_finds_the_means_and_conditional_variances():
     """The best diagonal Gaussian of a Gaussian: its mean, and 1 / precision_pp."""
     own, batch, weights = linear_method(2, Diagonal(), antithetic=True)

@@ -201,6 +201,7 @@ def test_data_of_maps() -> None:
     assert other["sprite"] != shared["sprite"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("colour", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 12])
 def test_sprite(count: int, colour: bool) -> None:
@@ -284,6 +285,7 @@ def test_two_sections_of_one_name() -> None:
         page(section("fig 4"), section("Fig-4"))
 
 
+@pytest.mark.slow
 def test_one_example_makes_a_page() -> None:
     given: Examples = examples(1)
     assert "figure" in page(section(maps=(kernel_map(given), mean_map(given))))
