@@ -36,8 +36,8 @@ class Evidence:
     """½ (w−m)ᵀ V⁻¹ (w−m)."""
     complexity: float
     """½ log |I + SᵀKS| = ½ (log |Σ̃⁻¹| − log |V⁻¹|)."""
-    correction: float
-    """½ gᵀ Σ̃ g, zero at a minimum."""
+    linear_model: float
+    """The evidence of the linear model: exact for a Gaussian likelihood, whether or not w is a minimum."""
     quadratic: bool
     """Whether the loss of all data is quadratic in f (a Gaussian likelihood)."""
     of_step: bool = False
@@ -49,9 +49,9 @@ class Evidence:
         return self.log_likelihood - self.prior_penalty - self.complexity
 
     @property
-    def linear_model(self) -> float:
-        """The evidence of the linear model: exact for a Gaussian likelihood, whether or not w is a minimum."""
-        return self.laplace + self.correction
+    def correction(self) -> float:
+        """½ gᵀ Σ̃ g, zero at a minimum."""
+        return self.linear_model - self.laplace
 
     @property
     def value(self) -> float:
@@ -92,14 +92,14 @@ class EvidenceGradient:
 def evidence(posterior: Posterior) -> Evidence:
     """The log marginal likelihood of the data of a posterior."""
     model = posterior.model
-    found = Evidence(
-        log_likelihood=model.expansion.log_likelihood.item(),
-        prior_penalty=0.5 * model.prior.squared_distance(model.expansion.anchor).item(),
-        complexity=0.5 * posterior.log_det_ratio().item(),
-        correction=0.5 * (model.gradient @ posterior.step).item(),
-        quadratic=model.expansion.quadratic,
-        of_step=model.of_step,
-    )
+    log_likelihood = model.expansion.log_likelihood.item()
+    penalty = 0.5 * model.prior.squared_distance(model.expansion.anchor).item()
+    complexity = 0.5 * posterior.log_det_ratio().item()
+    if model.expansion.quadratic and posterior.exact:  # with a small noise, the terms are large and nearly cancel
+        linear = model.expansion.site_constant() - complexity - 0.5 * posterior.least_squares[1]
+    else:
+        linear = log_likelihood - penalty - complexity + 0.5 * (model.gradient @ posterior.step).item()
+    found = Evidence(log_likelihood, penalty, complexity, linear, model.expansion.quadratic, model.of_step)
     if not isfinite(found.linear_model):
         raise NotFiniteError(f"The {found} is not finite. Use float64, or a larger prior precision δ or noise σ.")
     return found

@@ -24,7 +24,7 @@ CHECKED_EXAMPLES = 4
 
 _DOUBLE = (torch.float64,)
 _FLOATS = (torch.float32, torch.float64)
-_POSITIVE = re.compile(r"(prior|inference)/(\d+\.delta|values)|inference/factor|likelihood/sigma")
+_POSITIVE = re.compile(r"(prior|inference)/(\d+\.delta|values)|(prior|inference)/factor|likelihood/sigma")
 _NOT_NEGATIVE = re.compile(r"(prior|inference)/\d+\.(input|output)_values")
 _WITHOUT_PARAMETERS = ("bernoulli", "categorical", "poisson", "custom")
 
@@ -90,7 +90,7 @@ class Schema:
         if not all_finite(own) and not (likelihood and own == -torch.inf):
             raise damaged(self.path, name, "finite numbers", "NaN or infinity")
         known = not name.startswith(tuple(self._of_others))
-        own = own.diagonal() if known and name == "inference/factor" else own
+        own = own.diagonal() if known and name.endswith("/factor") else own
         if known and _POSITIVE.fullmatch(name) and not bool((own > 0).all()):
             raise damaged(self.path, name, "positive numbers", f"{own.min().item():.3g}")
         if known and _NOT_NEGATIVE.fullmatch(name) and bool((own < 0).any()):
@@ -168,7 +168,9 @@ class Schema:
     def _posterior(self) -> dict[str, Spec]:
         inference = self.header.inference
         if isinstance(inference, FunctionSpace):
-            return {"inference/factor": Spec((self.num_sites, self.num_sites))}
+            rows = self.num_sites + self.num_weights
+            basis = {"inference/basis": Spec((rows, self.num_sites), optional=True)}
+            return {"inference/factor": Spec((self.num_sites, self.num_sites)), **basis}
         return self._structure(inference.structure, "inference/") if isinstance(inference, WeightSpace) else {}
 
     def _parameters(self) -> dict[str, Spec]:
@@ -201,10 +203,19 @@ class Schema:
         if isinstance(structure, Diagonal):
             return {f"{part}values": Spec((P,), _FLOATS)}
         if isinstance(structure, Dense):
-            return {f"{part}matrix": Spec((P, P))}
+            return self._dense(part)
         if isinstance(structure, BlockDiagonal | Kronecker):
             return self._blocks(part, kronecker=isinstance(structure, Kronecker))
         return {}
+
+    def _dense(self, part: str) -> dict[str, Spec]:
+        """Σ⁻¹, or its factor; with the factor of a posterior, the step to the mean and the least squares it reaches."""
+        P = self.num_weights
+        if f"{part}factor" not in self.entries:
+            return {f"{part}matrix": Spec((P, P))}
+        factor = {f"{part}factor": Spec((P, P))}
+        solved = part == "inference/" and self.header.quadratic
+        return {**factor, f"{part}step": Spec((P,)), f"{part}misfit": Spec(())} if solved else factor
 
     def _blocks(self, part: str, *, kronecker: bool) -> dict[str, Spec]:
         """The tensors of all blocks, whose ranges together contain every weight once."""

@@ -153,12 +153,25 @@ class Posterior(ABC):
 
     @cached_property
     def step(self) -> Float[Tensor, " P"]:
-        """Σ̃ ∇ℓ̄(w), the Gauss-Newton step from the anchor to the posterior mean, in float64.
+        """w − μ = Σ̃ ∇ℓ̄(w), the Gauss-Newton step from the anchor to the posterior mean, in float64.
 
         Zero for an approximation: its Σ̃ gives no Gauss-Newton step, so the mean stays at the anchor as in Eq. (4).
         """
-        gradient = self.model.gradient[:, None]
-        return (self.covariance_matmul(gradient) if self.exact else torch.zeros_like(gradient))[:, 0]
+        if not self.exact:
+            return torch.zeros_like(self.model.expansion.anchor, dtype=torch.float64)
+        if self.model.expansion.quadratic:
+            return self.least_squares[0]
+        return self.covariance_matmul(self.model.gradient[:, None])[:, 0]
+
+    @cached_property
+    def least_squares(self) -> tuple[Float[Tensor, " P"], float]:
+        """For a Gaussian likelihood: the step w − μ, and the minimum (ỹ − Jm)ᵀ (Λ⁻¹ + K)⁻¹ (ỹ − Jm) that it reaches.
+
+        By default as Σ̃ ∇ℓ̄(w), which cancels if the noise is small: ∇ℓ̄(w) grows with σ⁻² and Σ̃ shrinks with σ². An
+        inference that can avoid this overrides it.
+        """
+        step = self.covariance_matmul(self.model.gradient[:, None])[:, 0]
+        return step, self.model.misfit(step)
 
     def step_bound(self) -> float:
         """√(gᵀ Σ̃ g), g = ∇ℓ̄(w): the step Σ̃ g moves no output by more posterior standard deviations than this.

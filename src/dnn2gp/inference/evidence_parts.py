@@ -11,10 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dnn2gp.network.layout import Layout
-from dnn2gp.support.errors import NotPositiveDefiniteError
+from dnn2gp.support.errors import IllConditionedError, NotPositiveDefiniteError
 from dnn2gp.support.memory import require
 from dnn2gp.weights.expansion import Expansion
 
+_LOST = 1e-3
 KNOB = "Raise the prior precision δ or the noise σ, or use float64."
 
 
@@ -75,6 +76,16 @@ class GroupedTerms(ABC):
 
         `misfits` is ‖S⁻¹r‖² of each output (or of all) at the anchor.
         """
+
+
+def require_digits(norm: float, what: str) -> None:
+    """Raise if a matrix whose smallest eigenvalue is 1, in units of noise or prior, has lost that to rounding."""
+    lost = torch.finfo(torch.float64).eps / 2 * norm
+    if lost > _LOST:
+        raise IllConditionedError(
+            f"{what}, in units of the noise, has a norm of {norm:.2g}, and a rounding error of {lost:.1g}: too large "
+            "for an evidence with one δ per layer or one σ per output. Tune one δ and one σ, or raise them."
+        )
 
 
 def require_matrices(numbers: int, expansion: Expansion) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import torch
@@ -20,9 +21,18 @@ from dnn2gp.inference.evidence_parts import (
     Groups,
     decomposed,
     require_decomposition,
+    require_digits,
     require_matrices,
 )
 from dnn2gp.inference.linear_model import LinearModel
+from dnn2gp.inference.orthogonal import (
+    SiteBasisPosterior,
+    affordable,
+    check_rounding,
+    decompose_rows,
+    loses_digits,
+    site_decomposition,
+)
 from dnn2gp.network.inputs import Inputs, num_examples, take
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import chunks, require
@@ -46,18 +56,28 @@ class FunctionSpace(Inference):
         operations = float(num_sites) ** 2 * (num_weights + num_sites / 3)
         return Cost(self.name, num_sites, operations, _matrices(num_sites))
 
-    def infer(self, model: LinearModel) -> FunctionSpacePosterior:
-        """Compute A and factorise it, A = L Lᵀ."""
+    def infer(self, model: LinearModel) -> FunctionSpacePosterior | SiteBasisPosterior:
+        """Compute A and factorise it, A = L Lᵀ; by a QR decomposition if A has lost digits that count."""
         _require(model.expansion, model.expansion.num_sites)
         sites = _sites(model.expansion, model.prior.precision.double())
         matrix = sites.gram()
         matrix.diagonal().add_(1)
-        return FunctionSpacePosterior(self, model, cholesky(matrix, "I + SᵀKS", KNOB), sites)
+        norm = matrix.norm().item()
+        found: FunctionSpacePosterior | SiteBasisPosterior | None = None
+        if not _decompose(model, norm):
+            found = FunctionSpacePosterior(self, model, cholesky(matrix, "I + SᵀKS", KNOB), sites)
+        del matrix
+        if found is None or _decompose(model, norm, found.misfit()):
+            found = SiteBasisPosterior.of(self, model, sites)
+        check_rounding(found, norm)
+        return found
 
-    def restored(self, model: LinearModel, state: dict[str, Tensor]) -> FunctionSpacePosterior:
+    def restored(self, model: LinearModel, state: dict[str, Tensor]) -> FunctionSpacePosterior | SiteBasisPosterior:
         """Restore L in the memory order of a fresh factor, so that results are bit-identical."""
         _require(model.expansion, model.expansion.num_sites)
         sites = _sites(model.expansion, model.prior.precision.double())
+        if "basis" in state:
+            return SiteBasisPosterior(self, model, state["basis"], state["factor"], sites)
         return FunctionSpacePosterior(self, model, state["factor"].mT.contiguous().mT, sites)
 
     def decomposition(self, model: LinearModel) -> Decomposition:
@@ -123,22 +143,44 @@ class FunctionSpacePosterior(Posterior):
         moves = self.prior_precision.unwhiten(prior - self._explained(self.sites.push(prior) + noise))
         return (self.mean.double()[:, None] + moves).T.to(self.mean.dtype)
 
-    def conditioned(self, expansion: Expansion) -> FunctionSpacePosterior:
+    @cached_property
+    def least_squares(self) -> tuple[Float[Tensor, " P"], float]:
+        """w − μ = V^{½} (z₀ − ΦᵀA⁻¹t) and tᵀA⁻¹t, with t = Sᵀ(ỹ − Jm): nothing here grows with σ⁻² and cancels."""
+        outputs = self.model.white_outputs(self.sites)[:, None]
+        white = self.model.white_gap()[:, None] - self._explained(outputs)
+        return self.prior_precision.unwhiten(white)[:, 0], self._solve(outputs).square().sum().item()
+
+    def misfit(self) -> float:
+        """The largest entry of A⁻¹t = Sᵀ(ỹ − Jμ), in units of the noise, for a Gaussian likelihood; 0 for others."""
+        if not self.model.expansion.quadratic:
+            return 0.0
+        return torch.cholesky_solve(self.model.white_outputs(self.sites)[:, None], self.factor).abs().max().item()
+
+    def conditioned(self, expansion: Expansion) -> Posterior:
         """One more block row of the Cholesky factor: the old block stays as it is."""
         new = _sites(expansion, self.prior_precision)
         old_size, new_size = len(self.factor), new.num_rows
         _require(expansion, old_size + new_size)
         cross = torch.cat([self.sites.cross(block).flatten(0, 1) for _, block in new.blocks()])
+        joined = self.model.expansion.joined(expansion)
+        model = LinearModel(joined, self.model.prior)
+        gram = new.gram()
+        norm = gram.norm().item() + self.factor.square().sum().item()
+        if _decompose(model, norm):
+            return self.method.infer(model)
         edge = self._solve(cross.T)
-        schur = new.gram() - edge.T @ edge
+        schur = gram - edge.T @ edge
         schur.diagonal().add_(1)
         factor = self.factor.new_zeros(old_size + new_size, old_size + new_size)
         factor[:old_size, :old_size] = self.factor
         factor[old_size:, :old_size] = edge.T
         factor[old_size:, old_size:] = cholesky(schur, "The Schur complement of the new data in I + SᵀKS", KNOB)
-        joined = self.model.expansion.joined(expansion)
         sites = _sites(joined, self.prior_precision, self.sites.joined(new))
-        return FunctionSpacePosterior(self.method, LinearModel(joined, self.model.prior), factor, sites)
+        found = FunctionSpacePosterior(self.method, model, factor, sites)
+        if _decompose(model, norm, found.misfit()):
+            return self.method.infer(model)
+        check_rounding(found, norm)
+        return found
 
     def state(self) -> dict[str, Tensor]:
         """The Cholesky factor of A."""
@@ -189,6 +231,12 @@ def _sites(expansion: Expansion, precision: Whitener, kept: KeptFactors | None =
     return FactoredJacobian(features, inputs, root, precision, torch.float64, kept, _matrices(expansion.num_sites))
 
 
+def _decompose(model: LinearModel, norm: float, misfit: float = 1.0) -> bool:
+    """Whether to use a QR decomposition, if A has this norm and A⁻¹t entries up to `misfit`."""
+    size = SiteBasisPosterior.num_bytes(model.expansion.num_sites, model.expansion.features.num_weights)
+    return loses_digits(model, norm, misfit) and affordable(model, norm, size)
+
+
 def _matrices(size: int) -> int:
     """Bytes of SᵀKS, its Cholesky factor and a copy."""
     return 3 * 8 * size**2
@@ -218,7 +266,11 @@ def decomposition(model: LinearModel) -> Decomposition:
         torch.float64,
         reserve=4 * 8 * expansion.num_sites**2,
     )
-    values, vectors = decomposed(sites.gram(), "SᵀKS")
+    gram = sites.gram()
+    if decompose_rows(model, gram.norm().item(), SiteBasisPosterior.num_bytes(*sites.shape)):
+        del gram
+        return site_decomposition(model, sites)
+    values, vectors = decomposed(gram, "SᵀKS")
     if not expansion.quadratic:
         return Decomposition(values)
     outputs = sites.push(model.white_anchor()[:, None])[:, 0] - expansion.white_residual()
@@ -263,6 +315,7 @@ class FunctionSpaceTerms(GroupedTerms):
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         noise = s.square().repeat(len(self.outputs) // len(s))
         matrix = torch.tensordot(c.reciprocal(), self.kernels, 1) + noise.diag()
+        require_digits((matrix.detach().norm() / noise.min()).item(), "I + SᵀKS")
         factor = cholesky(matrix, "I + SᵀKS", KNOB)
         white = torch.linalg.solve_triangular(factor, self.outputs[:, None], upper=False)
         return factor.diagonal().log().sum() - 0.5 * noise.log().sum(), white.square().sum()

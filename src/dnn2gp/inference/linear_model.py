@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dnn2gp.features import FactoredJacobian
 from dnn2gp.network.inputs import Inputs
 from dnn2gp.support.errors import InputError
 from dnn2gp.weights.expansion import Expansion
@@ -110,6 +111,27 @@ class LinearModel:
         gap = (self.expansion.anchor.double() - self.prior.mean.double())[:, None]
         return self.expansion.gradient().double() + self.prior.precision.matmul(gap)[:, 0]
 
+    def white_gap(self) -> Float[Tensor, " P"]:
+        """z₀ = V^{−½} (w − m), in float64, with the V^{½} of `whiten`."""
+        precision = self.prior.precision.double()
+        gap = (self.expansion.anchor.double() - self.prior.mean.double())[:, None]
+        return precision.whiten(precision.matmul(gap).T)[0]
+
+    def white_outputs(self, sites: FactoredJacobian) -> Float[Tensor, " M"]:
+        """Sᵀ(ỹ − Jm) = Φz₀ − S⁻¹r, the transformed outputs in units of the noise, for a Gaussian likelihood."""
+        return sites.push(self.white_gap()[:, None])[:, 0] - self.expansion.white_residual()
+
+    def white_residual(self, step: Float[Tensor, " P"]) -> Float[Tensor, " M"]:
+        """S⁻¹r − SᵀJ s: the residual after a step s from w, in units of the noise, for a Gaussian likelihood."""
+        expansion = self.expansion
+        moved = expansion.features.jvp(expansion.inputs, step.to(expansion.anchor.dtype)[:, None]).double()
+        return expansion.white_residual() - (expansion.root.double().mT @ moved).flatten()
+
+    def misfit(self, step: Float[Tensor, " P"]) -> float:
+        """‖S⁻¹r − SᵀJ s‖² + ‖w − s − m‖² in units of noise and prior, for a Gaussian likelihood and a step s from w."""
+        distance = self.prior.squared_distance(self.expansion.anchor.double() - step)
+        return (self.white_residual(step).square().sum() + distance).item()
+
     def white_anchor(self) -> Float[Tensor, " P"]:
         """V^{−½} w for a diagonal V, in float64, so that Φ V^{−½} w = SᵀJ w."""
         return self.prior.precision.double().diagonal().sqrt() * self.expansion.anchor.double()
@@ -119,11 +141,7 @@ class LinearModel:
 
         In a structure that is not exact the mean stays at the anchor, as in Eq. (4).
         """
-        expansion = self.expansion
-        precision = Structure.checked("structure", structure).posterior_precision(
-            self.prior.precision, expansion.features, expansion.inputs, expansion.root
-        )
-        if not structure.exact:
-            return Gaussian(expansion.anchor, precision)
-        step = precision.solve(self.gradient[:, None])[:, 0]
-        return Gaussian((expansion.anchor.double() - step).to(expansion.anchor.dtype), precision)
+        from dnn2gp.inference.weight_space import WeightSpace  # which imports this file
+
+        found = WeightSpace(Structure.checked("structure", structure)).infer(self)
+        return Gaussian(found.mean, found.precision())

@@ -19,15 +19,25 @@ from dnn2gp.inference.evidence_parts import (
     Groups,
     decomposed,
     require_decomposition,
+    require_digits,
     require_matrices,
 )
 from dnn2gp.inference.linear_model import LinearModel
+from dnn2gp.inference.orthogonal import (
+    WeightTriangle,
+    affordable,
+    check_rounding,
+    decompose_rows,
+    gradient_loses_digits,
+    loses_digits,
+    weight_decomposition,
+)
 from dnn2gp.network.inputs import Inputs
 from dnn2gp.support.errors import InputError
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.linalg import cholesky
-from dnn2gp.weights.structures import Dense, Precision, Structure
+from dnn2gp.weights.structures import Dense, DensePrecision, DiagonalPrecision, Precision, Structure
 
 
 @final
@@ -57,14 +67,15 @@ class WeightSpace(Inference):
         return Cost(self.name, num_weights, operations, 3 * 8 * num_weights**2)
 
     def infer(self, model: LinearModel) -> WeightSpacePosterior:
-        expansion = model.expansion
-        precision = self.structure.posterior_precision(
-            model.prior.precision, expansion.features, expansion.inputs, expansion.root
-        )
-        return WeightSpacePosterior(self, model, precision)
+        expansion, prior = model.expansion, model.prior.precision
+        precision = self.structure.posterior_precision(prior, expansion.features, expansion.inputs, expansion.root)
+        return _accurate(WeightSpacePosterior(self, model, precision), model)
 
     def restored(self, model: LinearModel, state: dict[str, Tensor]) -> WeightSpacePosterior:
-        return WeightSpacePosterior(self, model, self.structure.restored(state))
+        posterior = WeightSpacePosterior(self, model, self.structure.restored(state))
+        if "step" in state:
+            posterior.least_squares = state["step"], state["misfit"].item()
+        return posterior
 
     def with_structure(self, structure: Structure) -> WeightSpace:
         if self.structure not in (Dense(), structure):
@@ -132,10 +143,42 @@ class WeightSpacePosterior(Posterior):
             self._precision, expansion.features, expansion.inputs, expansion.root
         )
         model = LinearModel(self.model.expansion.joined(expansion), self.model.prior)
-        return WeightSpacePosterior(self.method, model, precision)
+        return _accurate(WeightSpacePosterior(self.method, model, precision), model)
 
     def state(self) -> dict[str, Tensor]:
-        return self._precision.state()
+        """The precision; where it is known by a factor, also the step and the misfit that belong to it."""
+        state = self._precision.state()
+        if "factor" in state and self.model.expansion.quadratic:
+            step, misfit = self.least_squares
+            state |= {"step": step, "misfit": step.new_tensor(misfit)}
+        return state
+
+
+def _accurate(found: WeightSpacePosterior, model: LinearModel) -> WeightSpacePosterior:
+    """The same posterior by a QR decomposition, where a Cholesky factorisation would lose digits that count."""
+    precision = found.precision()
+    if not isinstance(precision, DensePrecision):
+        return found
+    norm = _norm(precision, model.prior.precision)
+    loses = loses_digits(model, norm) or gradient_loses_digits(model, norm)
+    if loses and affordable(model, norm, WeightTriangle.num_bytes(precision.size)):
+        triangle = WeightTriangle.of(model)
+        found = WeightSpacePosterior(found.method, model, triangle.precision)
+        if triangle.least_squares is not None:
+            found.least_squares = triangle.least_squares
+    check_rounding(found, norm)
+    return found
+
+
+def _norm(precision: DensePrecision, prior: Precision) -> float:
+    """‖V^{½} Σ̃⁻¹ V^{½}‖, the Frobenius norm of I + ΦᵀΦ."""
+    prior = prior.double()
+    if isinstance(prior, DiagonalPrecision):
+        scale = prior.values.rsqrt()
+        parts = (rows * scale for rows in precision.matrix.split(256))  # no second matrix
+        squares = torch.cat([part.square().sum(1) for part in parts])
+        return (squares @ scale.square()).sqrt().item()
+    return prior.whiten(prior.whiten(precision.matrix).T).norm().item()
 
 
 def decomposition(model: LinearModel) -> Decomposition:
@@ -144,6 +187,9 @@ def decomposition(model: LinearModel) -> Decomposition:
     require_decomposition(precision.size, expansion)
     matrix = expansion.features.ggn(expansion.inputs, expansion.root).double()
     matrix = precision.whiten(precision.whiten(matrix).T)
+    if decompose_rows(model, matrix.norm().item(), WeightTriangle.num_bytes(precision.size)):
+        del matrix
+        return weight_decomposition(model)
     values, vectors = decomposed(matrix, "V^{½} JᵀΛJ V^{½}")
     if not expansion.quadratic:
         return Decomposition(values)
@@ -206,6 +252,8 @@ class WeightSpaceTerms(GroupedTerms):
         """
         prior, noise = c[self.group] * self.precision, s.square().reciprocal()
         matrix = torch.tensordot(noise, self.matrices, 1) + prior.diag()
+        scale = prior.detach().rsqrt()
+        require_digits((matrix.detach() * scale[:, None] * scale).norm().item(), "The precision of the weights")
         factor = cholesky(matrix, "The precision of the weights", KNOB)
         half_log_det = factor.diagonal().log().sum() - 0.5 * prior.log().sum()
         gradient = noise @ self.pulled + prior * self.weights

@@ -22,6 +22,10 @@ class MemoryBudgetError(MemoryError):
     """A computation that does not fit into the memory budget; the message lists the sizes and the alternatives."""
 
 
+class IllConditionedError(ArithmeticError):
+    """A result that rounding would change by more than it may; the message says by how much, and what to change."""
+
+
 class NotFiniteError(ArithmeticError):
     """A number that overflows, or is not a number; the message says which, and what to change."""
 
@@ -47,6 +51,7 @@ EXPECTED = (
     NetworkError,
     NotFiniteError,
     NotPositiveDefiniteError,
+    IllConditionedError,
     MemoryBudgetError,
     DivergedError,
     FileFormatError,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import log, pi
 
 import torch
 from jaxtyping import Float
@@ -133,7 +133,7 @@ class Expansion:
 
     def site_constant(self) -> float:
         """log |S| − (M/2) log 2π = log p(D|w) + ½ ‖S⁻¹r‖², where the loss is quadratic."""
-        return (self.log_likelihood + 0.5 * self.white_residual().square().sum()).item()
+        return (torch.linalg.slogdet(self.root.double()).logabsdet.sum() - 0.5 * self.num_sites * log(2 * pi)).item()
 
     def gradient(self) -> Float[Tensor, " P"]:
         """Σᵢ ∇ℓᵢ(w) = Σᵢ φᵢ vᵢ."""

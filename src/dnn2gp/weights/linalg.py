@@ -1,4 +1,4 @@
-"""The only Cholesky factorisation of the package: in float64, without jitter; errors give the eigenvalues."""
+"""The factorisations of the package: Cholesky in float64, without jitter; and QR, row block by row block."""
 
 from __future__ import annotations
 
@@ -22,3 +22,12 @@ def cholesky(matrix: Float[Tensor, "M M"], what: str, instead: str) -> Float[Ten
             f"{eigenvalues[0].item():.3g} to {eigenvalues[-1].item():.3g}. {instead}"
         )
     return factor
+
+
+def triangle(rows: Float[Tensor, "m n"]) -> Float[Tensor, "n n"]:
+    """The upper triangular R with RᵀR = BᵀB and a diagonal ≥ 0, of rows B with m ≥ n: their QR decomposition.
+
+    BᵀB is never formed, which would square the condition number of B.
+    """
+    found = torch.linalg.qr(rows, mode="r").R
+    return found * torch.where(found.diagonal() < 0, -1.0, 1.0).to(found.dtype)[:, None]

@@ -50,7 +50,7 @@ class Dense(Structure):
         return white_eigenvalues(features.ggn(inputs, root), prior.diagonal())
 
     def restored(self, state: dict[str, Tensor]) -> DensePrecision:
-        return DensePrecision(state["matrix"])
+        return DensePrecision(state["matrix"]) if "matrix" in state else DensePrecision.from_factor(state["factor"])
 
 
 @final
@@ -63,6 +63,14 @@ class DensePrecision(Precision):
         """A precision matrix, which is factorised on first use."""
         self.matrix = matrix.double()
         self.size = len(matrix)
+        self._given = False
+
+    @staticmethod
+    def from_factor(factor: Float[Tensor, "P P"]) -> DensePrecision:
+        """L Lᵀ of a given L, which may be known to more digits than L Lᵀ has."""
+        found = DensePrecision(factor @ factor.T)
+        found.factor, found._given = factor, True
+        return found
 
     @cached_property
     def factor(self) -> Float[Tensor, "P P"]:
@@ -106,7 +114,7 @@ class DensePrecision(Precision):
         return self
 
     def state(self) -> dict[str, Tensor]:
-        return {"matrix": self.matrix}
+        return {"factor": self.factor} if self._given else {"matrix": self.matrix}
 
 
 def white_eigenvalues(matrix: Float[Tensor, "p p"], precision: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
