@@ -8,7 +8,7 @@ import pytest
 import torch
 from optimizing import fresh, normalised_1d
 
-from dnn2gp import OGGN, VOGGN, VOGN, diagnose, load, save
+from dnn2gp import OGGN, VOGGN, VOGN, WeightSpace, diagnose, load, save
 from dnn2gp.inference import LinearModel
 from dnn2gp.optim import Recorder
 from dnn2gp.support.errors import InputError
@@ -27,7 +27,7 @@ def test_a_gp_stays_as_it_was_when_training_goes_on(tmp_path):
     for _ in range(5):
         optimizer.step(x + 1, y)
     torch.testing.assert_close(gp.predict(x).mean, expected, rtol=1e-13, atol=1e-14)
-    posterior = LinearModel.from_step(state, info).posterior()
+    posterior = WeightSpace().infer(LinearModel.from_step(state, info)).gaussian()
     torch.testing.assert_close(posterior.mean, after.mean, rtol=1e-9, atol=1e-10)
     save(gp, tmp_path / "gp.safetensors")
     again = load(tmp_path / "gp.safetensors", copy.deepcopy(module))

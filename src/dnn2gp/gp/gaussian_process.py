@@ -78,7 +78,7 @@ class GaussianProcess:
     @cached_property
     def posterior(self) -> Gaussian:
         """N(μ, Σ̃) over the weights, with the precision as a matrix; in function space, P × P and computed here."""
-        return Gaussian(self.inference.mean, self.inference.precision())
+        return self.inference.gaussian()
 
     def prior_mean(self, inputs: Inputs) -> Float[Tensor, "N *shape"]:
         """J(x) m."""

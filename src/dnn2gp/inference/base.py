@@ -22,6 +22,7 @@ from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import chunks, readable
 from dnn2gp.support.progress import track
 from dnn2gp.weights.expansion import Expansion
+from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.structures import Dense, Precision, Structure
 
 
@@ -186,6 +187,10 @@ class Posterior(ABC):
         """μ = w − Σ̃ ∇ℓ̄(w)."""
         anchor = self.model.expansion.anchor
         return (anchor.double() - self.step).to(anchor.dtype)
+
+    def gaussian(self) -> Gaussian:
+        """N(μ, Σ̃), with the precision as a matrix."""
+        return Gaussian(self.mean, self.precision())
 
     def latent(self, features: FeatureMap, inputs: Inputs) -> Latent:
         """Outputs, shift and covariance of f at each input, from one pass over the inputs, one chunk at a time."""

@@ -16,7 +16,6 @@ from dnn2gp.support.errors import InputError
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.online_newton import Sites, State
-from dnn2gp.weights.structures import Dense, Structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,13 +134,3 @@ class LinearModel:
     def white_anchor(self) -> Float[Tensor, " P"]:
         """V^{−½} w for a diagonal V, in float64, so that Φ V^{−½} w = SᵀJ w."""
         return self.prior.precision.double().diagonal().sqrt() * self.expansion.anchor.double()
-
-    def posterior(self, structure: Structure = Dense()) -> Gaussian:
-        """p(w | D̃) = N(w | w − Σ̃ ∇ℓ̄(w), Σ̃): for any anchor w, one Gauss-Newton step away from it.
-
-        In a structure that is not exact the mean stays at the anchor, as in Eq. (4).
-        """
-        from dnn2gp.inference.weight_space import WeightSpace  # which imports this file
-
-        found = WeightSpace(Structure.checked("structure", structure)).infer(self)
-        return Gaussian(found.mean, found.precision())
