@@ -97,6 +97,11 @@ def peak_memory(implementation: Implementation, variant: str, warm: Implementati
     """
     warm.variants[variant]()()
     run = implementation.variants[variant]()
+    return peak_growth(run)
+
+
+def peak_growth(run: Run) -> int:
+    """Bytes of the high-water mark of the resident set during a call, above what is resident before it."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     _CLEAR.write_text("5")

@@ -97,6 +97,32 @@ def transformer(num_outputs: int = 10) -> TransformerClassifier:
     return _seeded(lambda: TransformerClassifier(num_outputs))
 
 
+class TokenTransformer(nn.Module):
+    """Embeddings of tokens and positions → two encoder layers (d_model 64, 4 heads, 128) → mean → Linear."""
+
+    def __init__(self, num_outputs: int = 10, vocabulary: int = 500, length: int = 32) -> None:
+        """Sequences of up to `length` tokens; no dropout."""
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, 64)
+        self.positions = nn.Parameter(torch.randn(length, 64))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(64, 4, dim_feedforward=128, dropout=0.0, batch_first=True) for _ in range(2)
+        )
+        self.head = nn.Linear(64, num_outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of sequences N × T."""
+        hidden = self.tokens(tokens) + self.positions[: tokens.shape[1]]
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(hidden.mean(1))
+
+
+def token_transformer(num_outputs: int = 10) -> TokenTransformer:
+    """The two-layer encoder of 500 tokens at 32 positions: 101,642 weights."""
+    return _seeded(lambda: TokenTransformer(num_outputs))
+
+
 def random_inputs(num_examples: int, *shape: int) -> Tensor:
     """Standard normal inputs from the seed, in float64."""
     generator = torch.Generator().manual_seed(_SEED)
