@@ -49,7 +49,7 @@ ARCHITECTURES = {
         lenet5,
         _images(1, 28, 28),
         {100: ("0", "11"), 500: ("0", "3", "11"), 2000: ("0", "3", "11")},
-        {100: 200, 500: 450, 2000: 800},
+        {100: 150, 500: 400, 2000: 800},
         10_000,
         {100: 400, 500: 900, 2000: 1700},
     ),
@@ -119,6 +119,7 @@ class Cell:
             return self.architecture.inputs(TINY)
         if call in ("kernel", "covariance"):
             count = self.architecture.kernel[self.budget]
-            return self.architecture.inputs(count if call == "kernel" else count // 2)
+            exact = self.posterior in ("function space", "last layer")
+            return self.architecture.inputs(count if call == "kernel" else count // (2 if exact else 8))
         cheap = self.posterior in ("diagonal", "Kronecker", "last layer")
         return self.architecture.inputs(self.architecture.streamed if cheap else 300)

@@ -62,6 +62,8 @@ def tensors(work: Callable[[], object]) -> int:
 
 def measured(cell: Cell, call: str, budget: float, file: Path, by: Callable[[Callable[[], object]], int]) -> Measurement:
     """The peak of a call, or the error that it raised; a GP is kept in the file."""
+    run(cell, call, 2000 * MB, file.with_name("tiny"), tiny=True)()  # a fork begins without the pages of its libraries
+    _use_libraries()
     work, kept = run(cell, call, budget, file), []
 
     def keeping() -> object:
@@ -99,11 +101,18 @@ def forked(work: Callable[[], Measurement]) -> Measurement:
     return json.loads(text) if text else {"error": "the process ended without an answer"}
 
 
-def warm_up(cell: Cell, calls: list[str], file: Path) -> None:
-    """Each call on a few examples, so that libraries and their buffers are there."""
+def _use_libraries() -> None:
+    """Products and factorisations of a matrix of 2 MB: their buffers are those of all larger ones."""
+    for dtype in (torch.float32, torch.float64):
+        square = torch.eye(500, dtype=dtype)
+        torch.linalg.eigh(square @ square)
+        torch.linalg.solve_triangular(torch.linalg.cholesky(square), square, upper=False)
+        torch.cholesky_inverse(torch.cholesky_solve(square, square))
+
+
+def warm_up(cell: Cell, file: Path) -> None:
+    """A GP of a few examples, in a file, so that libraries and their buffers are there."""
     save(run(cell, "convert", 2000 * MB, file, tiny=True)(), file)
-    for call in calls:
-        run(cell, call, 2000 * MB, file, tiny=True)()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True):
         torch.ones(1).sum()
 
@@ -124,7 +133,7 @@ def main() -> None:
     budget = float(options.budget * MB)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "gp.dnn2gp"
-        warm_up(cell, options.calls, Path(folder) / "tiny.dnn2gp")
+        warm_up(cell, Path(folder) / "tiny")
         found = forked(lambda: measured(cell, "convert", budget, file, peak_growth))
         for call in options.calls:
             if call not in ("convert", "tune") and not file.exists():

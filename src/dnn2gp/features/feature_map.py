@@ -9,12 +9,13 @@ it that are as large as the memory budget allows (`budget/chunked.py`), and kern
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dnn2gp.features.budget.chunked import joined
 from dnn2gp.features.budget.plan import Plan, Work
 from dnn2gp.features.checks import Cotangents, check_cotangents, check_precision, check_vectors
 from dnn2gp.features.factors import Factors
@@ -71,19 +72,20 @@ class FeatureMap(Kernels):
     def jacobian(self, inputs: Inputs) -> Float[Tensor, "N Q P"]:
         """φ_w(x)ᵀ of each example."""
         held = 2 * num_examples(inputs) * self.num_outputs * self.anchor.nbytes
-        return _joined(self._used(inputs, _ROWS, fixed=held))
+        return joined(self._used(inputs, _ROWS, fixed=held), num_examples(inputs))
 
     def pull_each(self, inputs: Inputs, cotangents: Float[Tensor, "N Q"]) -> Float[Tensor, "N P"]:
         """J(xᵢ)ᵀ uᵢ of each example separately."""
         held = 2 * num_examples(inputs) * self.anchor.nbytes
-        return _joined(self._used(inputs, _ROWS, cotangents.unsqueeze(-1), fixed=held)).squeeze(1)
+        rows = self._used(inputs, _ROWS, cotangents.unsqueeze(-1), fixed=held)
+        return joined(rows, num_examples(inputs)).squeeze(1)
 
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N Q S"]:
         """J V."""
         check_vectors(vectors, self.num_weights)
         work = Work("J v", lambda factors: factors.push(vectors), (vectors.shape[1],))
         held = num_examples(inputs) * self.num_outputs * vectors.shape[1] * self.anchor.element_size()
-        return _joined(self._used(inputs, work, fixed=2 * held))
+        return joined(self._used(inputs, work, fixed=2 * held), num_examples(inputs))
 
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N Q S"]) -> Float[Tensor, "P S"]:
         """Jᵀ U = Σᵢ φ_w(xᵢ) Uᵢ."""
@@ -165,7 +167,8 @@ class FeatureMap(Kernels):
         inputs = self.check(inputs)
         work = _marginal(precision)
         each = self.num_outputs**2 * torch.promote_types(self.anchor.dtype, precision.dtype).itemsize
-        return _joined(self._used(inputs, work, fixed=2 * num_examples(inputs) * each, extra=3 * each))
+        found = self._used(inputs, work, fixed=2 * num_examples(inputs) * each, extra=3 * each)
+        return joined(found, num_examples(inputs))
 
     def plan(self, work: str, inputs: Inputs, other: Inputs | None = None, *, out: bool = False) -> Plan:
         """What the product of this name needs, before it is computed, with one prior precision per layer.
@@ -202,12 +205,6 @@ class FeatureMap(Kernels):
         sizes = self._layer_sizes
         largest = self.layers[sizes.index(max(sizes))]
         return Work("The rows of a layer", lambda factors: factors.columns(largest).flatten(0, 1).double())
-
-
-def _joined(chunks: Iterable[Tensor]) -> Tensor:
-    """The results of all chunks, joined; a single one is not copied."""
-    parts = list(chunks)
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _marginal(precision: Whitener) -> Work:

@@ -21,7 +21,7 @@ from dnn2gp.features.factors import Factors
 from dnn2gp.features.whitener import Unit, Whitener
 from dnn2gp.network.inputs import Inputs, differentiable, num_examples, take
 from dnn2gp.support.errors import InputError
-from dnn2gp.support.memory import require
+from dnn2gp.support.memory import give_back, require
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,7 @@ class Kernels(Chunked):
         mate = left if right is None else right
         shape = kind.shape((left.num_examples, left.rows), (mate.num_examples, mate.rows))
         dtype, device = torch.promote_types(self.anchor.dtype, precision.dtype), self.anchor.device
+        give_back(self.budget())
         with KernelBuffer(shape, dtype, device, out, self.budget(), f"The {kind.what}") as result:
             plan = self._pair_plan(kind, (inputs, left), (right_map, columns, right), precision, result.bytes)
             for rows, others, a, b in pairs(left, right, plan, kind.what):

@@ -18,8 +18,9 @@ from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.anomalies import anomalies_explained
 from dnn2gp.network.data import read_data
-from dnn2gp.network.inputs import Inputs
+from dnn2gp.network.inputs import Inputs, leaves, num_examples
 from dnn2gp.support.errors import InputError, NotAMinimumWarning, ProbabilitiesWarning, warn_user
+from dnn2gp.support.memory import SMALL, holding, require
 from dnn2gp.support.progress import show_progress
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
@@ -71,19 +72,20 @@ def convert(
     with show_progress(progress), anomalies_explained():
         function, inputs, targets = _prepared(network, data, likelihood, subset)
         jacobian = features(function, inputs, memory_budget=memory_budget)
-        _look_at_outputs(function.check_company(inputs, jacobian.outputs), likelihood)
 
         def expand(likelihood: Likelihood) -> Expansion:
             return expansion(jacobian, inputs, targets, likelihood)  # Eq. (5)
 
-        tuned = tune_model(expand, likelihood, prior_precision, targets, function.layout, chosen)
-        if tuned is not None:
-            likelihood, prior_precision = tuned.likelihood, tuned.prior_precision
-        assert not isinstance(prior_precision, str)
-        prior = Gaussian.prior(expand_precision(prior_precision, function.layout, function.weights))
-        model = LinearModel.from_laplace(expand(likelihood), prior)  # (A), (B): Theorem 1
-        posterior = chosen(model).infer(model)  # (C)
-        _warn_unless_minimum(posterior, network, tuned)
+        with holding(_data_bytes(jacobian, inputs, targets)):
+            _look_at_outputs(function.check_company(inputs, jacobian.outputs), likelihood)
+            tuned = tune_model(expand, likelihood, prior_precision, targets, function.layout, chosen)
+            if tuned is not None:
+                likelihood, prior_precision = tuned.likelihood, tuned.prior_precision
+            assert not isinstance(prior_precision, str)
+            prior = Gaussian.prior(expand_precision(prior_precision, function.layout, function.weights))
+            model = LinearModel.from_laplace(expand(likelihood), prior)  # (A), (B): Theorem 1
+            posterior = chosen(model).infer(model)  # (C)
+            _warn_unless_minimum(posterior, network, tuned)
     return GaussianProcess(jacobian, posterior, likelihood, None if tuned is None else tuned.result)
 
 
@@ -153,6 +155,20 @@ def _prepared(
     likelihood.check_outputs(function.output_shape)
     targets = likelihood.targets_for(training.targets, training.num_examples, function.output_shape, function.dtype)
     return function, inputs, targets.to(function.device)
+
+
+def _data_bytes(features: NetworkFeatures, inputs: Inputs, targets: Tensor) -> int:
+    """What is held of the data, if it fits into the budget: a copy of it, and its outputs, residuals and roots S."""
+    copies = sum(leaf.nbytes for leaf in (*leaves(inputs), targets))
+    roots = num_examples(inputs) * features.num_outputs * (features.num_outputs + 2) * features.anchor.element_size()
+    if copies + 4 * roots > SMALL:  # four while they are computed
+        require(
+            copies + 4 * roots,
+            features.budget(),
+            f"A copy of the data ({num_examples(inputs)} examples) with the noise precision of its outputs",
+            "Use fewer examples.",
+        )
+    return copies + roots
 
 
 def _warn_unless_minimum(posterior: Posterior, network: nn.Module, tuned: Tuned | None) -> None:

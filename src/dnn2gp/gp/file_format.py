@@ -72,6 +72,11 @@ class SavedFile:
                 schema.check_values(name, tensors[name])
         return SavedFile(path, header, tensors)
 
+    @property
+    def bytes(self) -> int:
+        """The memory of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
     def part(self, part: str) -> Part:
         """The tensors of one part."""
         prefix = f"{part}/"

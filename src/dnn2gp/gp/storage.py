@@ -24,7 +24,7 @@ from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, leaves, take
 from dnn2gp.support.errors import EXPECTED, FileFormatError, InputError, NetworkError, NotPositiveDefiniteError
 from dnn2gp.support.json_text import short
-from dnn2gp.support.memory import check_budget, default_budget
+from dnn2gp.support.memory import check_budget, default_budget, holding
 from dnn2gp.support.randomness import global_states_kept
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
@@ -57,6 +57,20 @@ def load(
     function = Network(module, inputs, state=file.part("network"), trainable=header.trainable)
     file = file.to(function.device)
     inputs = function.check_inputs(inputs)
+    with holding(file.bytes):
+        return _restored(file, function, inputs, likelihood, features, memory_budget)
+
+
+def _restored(
+    file: SavedFile,
+    function: Network,
+    inputs: Inputs,
+    likelihood: Likelihood,
+    features: Callable[..., NetworkFeatures],
+    memory_budget: int | float | None,
+) -> GaussianProcess:
+    """The GP of a file, whose tensors are in memory."""
+    header = file.header
     jacobian = features(function, inputs, memory_budget=memory_budget)
     of_step, step = header.features == "step", file.part("step")
     own = _at_samples(jacobian, step["samples"]) if of_step else jacobian

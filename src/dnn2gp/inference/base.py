@@ -15,7 +15,7 @@ from dnn2gp.features import Factors, FeatureMap
 from dnn2gp.features.budget.plan import Work
 from dnn2gp.inference.evidence_parts import Decomposition, GroupedTerms, Groups
 from dnn2gp.inference.linear_model import LinearModel
-from dnn2gp.inference.predictive import Latent
+from dnn2gp.inference.predictive import JoinedLatent, Latent
 from dnn2gp.network.inputs import Inputs, num_examples, take
 from dnn2gp.support.choice import Choice
 from dnn2gp.support.errors import InputError
@@ -194,13 +194,13 @@ class Posterior(ABC):
 
     def latent(self, features: FeatureMap, inputs: Inputs) -> Latent:
         """Outputs, shift and covariance of f at each input, from one pass over the inputs, one chunk at a time."""
-        step, parts = self.step[:, None], []
+        step, parts = self.step[:, None], JoinedLatent(num_examples(inputs))
         for part in track(list(chunks(num_examples(inputs), self.chunk(features, inputs))), "predictions"):
             outputs, factors = features.outputs_and_factors(take(inputs, part))
             shift = -factors.push(step)[..., 0] if self.exact else torch.zeros_like(outputs)
-            parts.append(Latent(outputs, shift, self.marginal(factors)))
+            parts.add(part, Latent(outputs, shift, self.marginal(factors)))
             del outputs, factors, shift
-        return Latent.joined(parts)
+        return parts.result()
 
     def chunk(self, features: FeatureMap, inputs: Inputs) -> int:
         """The number of test inputs at a time in `latent`; by default from the measured memory of `marginal`."""

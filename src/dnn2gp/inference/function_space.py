@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features import FactoredJacobian, Factors, FeatureMap, NetworkFeatures, Whitener
+from dnn2gp.features.budget.chunked import joined
 from dnn2gp.features.budget.plan import Work
 from dnn2gp.features.factored_jacobian import KeptFactors
 from dnn2gp.inference.base import Cost, Inference, Posterior
@@ -35,7 +36,7 @@ from dnn2gp.inference.orthogonal import (
 )
 from dnn2gp.network.inputs import Inputs, num_examples, take
 from dnn2gp.support.errors import InputError
-from dnn2gp.support.memory import chunks, require
+from dnn2gp.support.memory import chunks, holding, require
 from dnn2gp.support.progress import track
 from dnn2gp.support.randomness import normal, own_generator
 from dnn2gp.weights.expansion import Expansion
@@ -74,7 +75,7 @@ class FunctionSpace(Inference):
 
     def restored(self, model: LinearModel, state: dict[str, Tensor]) -> FunctionSpacePosterior | SiteBasisPosterior:
         """Restore L in the memory order of a fresh factor, so that results are bit-identical."""
-        _require(model.expansion, model.expansion.num_sites)
+        _require(model.expansion, model.expansion.num_sites, matrices=1)
         sites = _sites(model.expansion, model.prior.precision.double())
         if "basis" in state:
             return SiteBasisPosterior(self, model, state["basis"], state["factor"], sites)
@@ -110,10 +111,21 @@ class FunctionSpacePosterior(Posterior):
 
     def covariance(self, features: FeatureMap, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
         """κ(x, x') − κ(x, X) S A⁻¹ Sᵀ κ(X, x')."""
-        prior = features.kernel_full(inputs, self.prior_precision, other).double()
-        left = self._reduction(features, inputs)
-        right = left if other is None else self._reduction(features, other)
-        return prior - torch.einsum("nks,mls->nkml", left, right)
+        columns = inputs if other is None else other
+        numbers = [num_examples(each) * features.num_outputs for each in (inputs, columns)]
+        result = 12 * numbers[0] * numbers[1]  # in float64, and in the dtype of the network
+        reductions = 8 * len(self.factor) * sum(numbers[: 1 if other is None else 2])
+        what = f"The covariance of {numbers[0]} × {numbers[1]} outputs, with the kernels between them and the data,"
+        require(result + reductions, features.budget(), what, "Pass fewer inputs at a time.")
+        with holding(result + reductions):
+            left = self._reduction(features, inputs)
+            right = left if other is None else self._reduction(features, other)
+        with holding(reductions + result // 3):
+            prior = features.kernel_full(inputs, self.prior_precision, other).double()
+        if prior.requires_grad or left.requires_grad or right.requires_grad:
+            return prior - torch.einsum("nks,mls->nkml", left, right)
+        prior.view(*numbers).addmm_(left.flatten(0, 1), right.flatten(0, 1).T, alpha=-1)
+        return prior
 
     def marginal(self, factors: Factors) -> Float[Tensor, "n K K"]:
         """κ(x, x) − κ(x, X) S A⁻¹ Sᵀ κ(X, x) of each example."""
@@ -210,11 +222,11 @@ class FunctionSpacePosterior(Posterior):
     def _reduction(self, features: FeatureMap, inputs: Inputs) -> Float[Tensor, "N K M"]:
         """κ(x, X) S L⁻ᵀ."""
         parts = list(chunks(num_examples(inputs), self.chunk(features, inputs)))
-        found = [
+        found = (
             self._reduce(features.white_factors(take(inputs, part), self.prior_precision))
             for part in track(parts, "cross kernel")
-        ]
-        return torch.cat(found)
+        )
+        return joined(found, num_examples(inputs))
 
     def _reduce(self, white: Factors) -> Float[Tensor, "n K M"]:
         cross = self.sites.cross(white)
@@ -237,13 +249,13 @@ def _decompose(model: LinearModel, norm: float, misfit: float = 1.0) -> bool:
     return loses_digits(model, norm, misfit) and affordable(model, norm, size)
 
 
-def _matrices(size: int) -> int:
+def _matrices(size: int, matrices: int = 3) -> int:
     """Bytes of SᵀKS, its Cholesky factor and a copy."""
-    return 3 * 8 * size**2
+    return matrices * 8 * size**2
 
 
-def _require(expansion: Expansion, size: int) -> None:
-    """Raise unless three matrices of the size of the sites fit into the memory budget."""
+def _require(expansion: Expansion, size: int, matrices: int = 3) -> None:
+    """Raise unless so many matrices of the size of the sites fit into the memory budget."""
     weights = expansion.features.num_weights
     instead = (
         f"Weight space (inference=WeightSpace()) needs a {weights} × {weights} matrix instead."
@@ -251,7 +263,7 @@ def _require(expansion: Expansion, size: int) -> None:
         else "Use fewer examples, or an approximation: structure=Kronecker(), or subset='last layer'."
     )
     what = f"The kernel matrix of the data ({size} × {size})"
-    require(_matrices(size), expansion.features.budget(), what, instead)
+    require(_matrices(size, matrices), expansion.features.budget(), what, instead)
 
 
 def decomposition(model: LinearModel) -> Decomposition:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,17 +26,6 @@ class Latent:
     covariance: Float[Tensor, "N K K"]
     """J(x) Σ̃ J(x)ᵀ."""
 
-    @staticmethod
-    def joined(parts: Sequence[Latent]) -> Latent:
-        """Several chunks of inputs as one."""
-        if len(parts) == 1:
-            return parts[0]
-        return Latent(
-            torch.cat([part.outputs for part in parts]),
-            torch.cat([part.shift for part in parts]),
-            torch.cat([part.covariance for part in parts]),
-        )
-
     def finite(self) -> Latent:
         """This, unless a number in it is NaN, or overflows in the dtype of the outputs."""
         variances = self.covariance.diagonal(dim1=1, dim2=2)
@@ -50,6 +38,36 @@ class Latent:
                     "choose a larger prior precision δ or noise σ."
                 )
         return self
+
+
+class JoinedLatent:
+    """Several chunks of inputs as one, each copied to its place at once (see `dnn2gp.features.budget.chunked.joined`).
+
+    Chunks that carry gradients are kept until the end.
+    """
+
+    def __init__(self, count: int) -> None:
+        """For so many inputs."""
+        self.count = count
+        self._whole: tuple[Tensor, ...] = ()
+        self._kept: list[tuple[Tensor, ...]] = []
+
+    def add(self, part: slice, latent: Latent) -> None:
+        """The next chunk."""
+        own = latent.outputs, latent.shift, latent.covariance
+        first = not self._whole and any(each.requires_grad for each in own)
+        if self._kept or first or len(latent.outputs) == self.count:
+            self._kept.append(own)
+            return
+        self._whole = self._whole or tuple(each.new_empty(self.count, *each.shape[1:]) for each in own)
+        for whole, each in zip(self._whole, own, strict=True):
+            whole[part] = each
+
+    def result(self) -> Latent:
+        """All inputs."""
+        if len(self._kept) == 1:
+            return Latent(*self._kept[0])
+        return Latent(*(self._whole or (torch.cat(each) for each in zip(*self._kept, strict=True))))
 
 
 class Moments(ABC):

@@ -44,8 +44,9 @@ _BATCH_CAUSES = (
 )
 
 
-# The most examples that are probed.
+# The most examples that are probed, and the most that are copied to be computed in other company.
 _PROBED = 4
+_COMPANY = 1024
 
 
 class Network:
@@ -266,17 +267,17 @@ class Network:
     def check_company(self, inputs: Inputs, outputs: Callable[[Inputs], Tensor]) -> Tensor:
         """The outputs, unless that for an example depends on the other examples or on its place among them.
 
-        The outputs of all examples in one call are compared with those in the reverse order, in batches of 1, 2, 4, …:
-        every example gets another place and other company.
+        The outputs of all examples in one call are compared with those in the reverse order, in batches of 1, 2, 4, …
+        up to 1024: every example gets another place and other company.
         """
         count = num_examples(inputs)
         with torch.no_grad(), global_states_kept(self.device):
             expected = outputs(inputs)
             start, found = 0, []
             while start < count:
-                part = torch.arange(start, min(count, 2 * start + 1), device="cpu")
-                found.append(outputs(take(inputs, count - 1 - part)))
-                start = 2 * start + 1
+                stop = min(count, 2 * start + 1, start + _COMPANY)
+                found.append(outputs(take(inputs, count - 1 - torch.arange(start, stop, device="cpu"))))
+                start = stop
         gaps = (torch.cat(found).flip(0) - expected).abs().reshape(count, -1).amax(1)
         limits = 1e3 * torch.finfo(self.dtype).eps * (expected.abs().reshape(count, -1).amax(1) + 1.0)
         if not (gaps <= limits).all():

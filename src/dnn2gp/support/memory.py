@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -47,6 +51,37 @@ def room(budget: int) -> int:
 
 
 _LIBRARIES = 12 << 20
+SMALL = 1 << 20
+"""What is smaller is not counted: the part of the budget that plans leave to libraries covers it."""
+# malloc keeps up to about 64 MiB of freed memory, which is too much of a budget smaller than this.
+_TIGHT = 1 << 30
+_held: ContextVar[int] = ContextVar("dnn2gp_held", default=0)
+
+
+@contextmanager
+def holding(num_bytes: int) -> Iterator[None]:
+    """A context in which so many bytes of the budget are taken: copies of the data, or results of earlier steps."""
+    token = _held.set(_held.get() + (num_bytes if num_bytes > SMALL else 0))
+    try:
+        yield
+    finally:
+        _held.reset(token)
+
+
+def held() -> int:
+    """The bytes of the budget that are taken by what surrounds this call."""
+    return _held.get()
+
+
+def give_back(budget: int) -> None:
+    """Return freed memory to the system before work with a small budget; with glibc, which would keep some of it."""
+    if budget < _TIGHT:
+        _trim()(0)
+
+
+@cache
+def _trim() -> Callable[[int], object]:
+    return getattr(ctypes.CDLL(None), "malloc_trim", int) if sys.platform == "linux" else int
 
 
 def readable(num_bytes: int | float) -> str:
@@ -61,9 +96,10 @@ def readable(num_bytes: int | float) -> str:
 def require(num_bytes: int, budget: int, what: str, instead: str) -> None:
     """Raise a MemoryBudgetError unless `num_bytes` fit into `budget`; `instead` says what else can be done."""
     if num_bytes > budget:
+        beside = f", of which {readable(held())} are taken by the data and earlier results" if held() else ""
         raise MemoryBudgetError(
-            f"{what} needs {readable(num_bytes)}, more than the memory budget of {readable(budget)}. {instead} Or "
-            "raise memory_budget if the machine has enough memory."
+            f"{what} needs {readable(num_bytes)}, more than the memory budget of {readable(budget + held())}{beside}. "
+            f"{instead} Or raise memory_budget if the machine has enough memory."
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from dnn2gp.features.checks import Cotangents
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.knowledge import Knowledge
 from dnn2gp.network.inputs import Inputs, differentiable, leaves, num_examples, take
-from dnn2gp.support.memory import chunks, default_budget, require, room
+from dnn2gp.support.memory import chunks, default_budget, give_back, held, require, room
 from dnn2gp.support.progress import track
 
 # The largest number of examples in a chunk.
@@ -72,8 +72,8 @@ class Chunked(ABC):
         return 0.0
 
     def budget(self) -> int:
-        """The memory budget in bytes: the user's, or half of what is free now."""
-        return default_budget() if self.memory_budget is None else self.memory_budget
+        """The memory budget in bytes: the user's, less what is held already, or half of what is free now."""
+        return default_budget() if self.memory_budget is None else max(0, self.memory_budget - held())
 
     def chunk(
         self, inputs: Inputs, num_rows: int | None = None, work: Work = MADE, *, fixed: int = 0, extra: int = 0
@@ -86,6 +86,7 @@ class Chunked(ABC):
         require(least, budget, what, FEWER)  # before anything is tried
         need = self.need(inputs, rows, work).plus(fixed, extra)
         require(need(self.fewest), budget, what, FEWER)
+        give_back(budget)
         return max(1, min(num_examples(inputs), need.most(room(budget)), self.streamed_chunk(inputs, rows)))
 
     def need(self, inputs: Inputs, num_rows: int, work: Work = MADE) -> Peak:
@@ -164,6 +165,27 @@ class Chunked(ABC):
             del factors
             yield result
             del result
+
+
+def joined(parts: Iterable[Tensor], count: int) -> Tensor:
+    """The results of all chunks of `count` examples, each copied to its place; a single one is not copied.
+
+    If all were kept until the end, they would lie between what chunks allocate and free, and malloc could not use that
+    memory again: the process would grow with every chunk.
+    """
+    result: Tensor | None = None
+    tracked, start = [], 0
+    for part in parts:
+        if len(part) == count:
+            return part
+        if tracked or (result is None and part.requires_grad):
+            tracked.append(part)
+            continue
+        result = part.new_empty(count, *part.shape[1:]) if result is None else result
+        result[start : start + len(part)] = part
+        start += len(part)
+        del part
+    return torch.cat(tracked) if result is None else result
 
 
 def form(inputs: Inputs) -> tuple[tuple[torch.Size, torch.dtype], ...]:

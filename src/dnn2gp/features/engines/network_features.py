@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from dnn2gp.features.budget.chunked import FEWER, form
+from dnn2gp.features.budget.chunked import FEWER, form, joined
 from dnn2gp.features.budget.peak import Peak, peak_of
 from dnn2gp.features.budget.plan import MemoryTrial
 from dnn2gp.features.checks import check_cotangents, check_vectors
@@ -23,7 +23,7 @@ from dnn2gp.features.knowledge import Knowledge
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, check_inputs, differentiable, map_inputs, num_examples, take
 from dnn2gp.support.errors import NetworkError
-from dnn2gp.support.memory import check_budget, chunks, require, room
+from dnn2gp.support.memory import check_budget, chunks, give_back, require, room
 
 Engine = TypeVar("Engine", bound="NetworkFeatures")
 # The most examples in one plain forward or backward pass, as in training: no Jacobian is formed there.
@@ -89,8 +89,8 @@ class NetworkFeatures(FeatureMap):
         """f_w(x) at the anchor."""
         with torch.set_grad_enabled(differentiable(inputs)):
             size = num_examples(inputs) * self.num_outputs * self.anchor.element_size()
-            parts = [self._forward(take(inputs, part)) for part in self._passes(inputs, self._forward, 2 * size)]
-        return torch.cat(parts)
+            passes = self._passes(inputs, self._forward, 2 * size)
+            return joined((self._forward(take(inputs, part)) for part in passes), num_examples(inputs))
 
     @torch.inference_mode(False)
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N K S"]:
@@ -108,7 +108,8 @@ class NetworkFeatures(FeatureMap):
             return torch.stack([self._push(examples, column) for column in vectors.unbind(1)], -1)
 
         held = 2 * num_examples(inputs) * self.num_outputs * vectors.shape[1] * self.anchor.element_size()
-        return torch.cat([all_pushed(take(inputs, part)) for part in self._forward_mode_passes(inputs, held)])
+        passes = self._forward_mode_passes(inputs, held)
+        return joined((all_pushed(take(inputs, part)) for part in passes), num_examples(inputs))
 
     @torch.inference_mode(False)
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N K S"]) -> Float[Tensor, "P S"]:
@@ -170,6 +171,7 @@ class NetworkFeatures(FeatureMap):
         """As many examples at a time as fit into the budget together with `held` bytes."""
         need, budget, what = need.plus(held), self.budget(), "A pass of a single example through the network"
         require(need(1), budget, f"{what}, with the result," if held else what, FEWER)
+        give_back(budget)
         return chunks(num_examples(inputs), max(1, min(need.most(room(budget)), _PASS)))
 
     @contextmanager
