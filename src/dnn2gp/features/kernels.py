@@ -124,7 +124,9 @@ class Kernels(Chunked):
         measured = self.measured(inputs, rows, self._white(inputs, precision))
 
         def make(part: slice) -> Factors:
-            return self.white_factors(take(inputs, part), precision)
+            factors = self.white_factors(take(inputs, part), precision)
+            give_back(self.budget())  # what is freed between factors that are kept is not used again otherwise
+            return factors
 
         most = self.fast_chunk(inputs, rows)
         return PairSide(num_examples(inputs), rows, measured.kept, measured.need, make, most, self.fewest)

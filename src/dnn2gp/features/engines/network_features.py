@@ -28,6 +28,8 @@ from dnn2gp.support.memory import check_budget, chunks, give_back, require, room
 Engine = TypeVar("Engine", bound="NetworkFeatures")
 # The most examples in one plain forward or backward pass, as in training: no Jacobian is formed there.
 _PASS = 512
+# How much more memory a pass takes than its tensors: what one layer frees, malloc cannot always give to the next.
+_SLACK = 1.25
 
 
 class NetworkFeatures(FeatureMap):
@@ -169,7 +171,8 @@ class NetworkFeatures(FeatureMap):
 
     def _batches(self, inputs: Inputs, need: Peak, held: int) -> Iterator[slice]:
         """As many examples at a time as fit into the budget together with `held` bytes."""
-        need, budget, what = need.plus(held), self.budget(), "A pass of a single example through the network"
+        need = need.times(_SLACK).plus(held)
+        budget, what = self.budget(), "A pass of a single example through the network"
         require(need(1), budget, f"{what}, with the result," if held else what, FEWER)
         give_back(budget)
         return chunks(num_examples(inputs), max(1, min(need.most(room(budget)), _PASS)))
