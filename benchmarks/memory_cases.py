@@ -58,7 +58,7 @@ ARCHITECTURES = {
         _images(3, 32, 32),
         {100: ("0", "4.shortcut.0", "8"), 500: ("0", "3.conv1", "4.shortcut.0", "8"), 2000: ("3", "4.conv1", "8")},
         {100: 100, 500: 200, 2000: 300},
-        1_000,
+        500,
         {100: 60, 500: 200, 2000: 300},
     ),
     "transformer": Architecture(
@@ -66,7 +66,7 @@ ARCHITECTURES = {
         _tokens,
         {100: ("layers.0.norm1", "layers.1.norm2", "head"), 500: ("layers.1.self_attn.out_proj",), 2000: ("layers.1.linear1",)},
         {100: 150, 500: 250, 2000: 350},
-        1_000,
+        500,
         {100: 100, 500: 250, 2000: 400},
     ),
 }

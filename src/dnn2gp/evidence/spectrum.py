@@ -29,6 +29,8 @@ from dnn2gp.support.errors import InputError
 from dnn2gp.weights.expansion import Expansion
 
 _GRID = 65
+# The largest number of entries in a temporary: one for each eigenvalue and each pair of c and s.
+_NUMBERS = 1 << 19
 
 
 @final
@@ -66,6 +68,14 @@ class Spectrum(EvidenceFunction):
         """The log evidence for every pair of c and s, which broadcast against each other."""
         given = positive(precision_scale, "precision_scale"), positive(noise_scale, "noise_scale")
         c, s = torch.broadcast_tensors(*given)
+        size = max(1, _NUMBERS // len(self.eigenvalues))
+        if c.numel() <= size:
+            return self._values(c, s)
+        some = zip(c.reshape(-1).split(size), s.reshape(-1).split(size), strict=True)
+        return torch.cat([self._values(*pairs) for pairs in some]).reshape(c.shape)
+
+    def _values(self, c: Float[Tensor, "..."], s: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The log evidence of a few pairs at once."""
         if self.noise is not None:
             return self.noise.evidence(self.eigenvalues, self.penalty, c, s)
         if bool((s != 1).any()):

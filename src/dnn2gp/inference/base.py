@@ -19,7 +19,7 @@ from dnn2gp.inference.predictive import JoinedLatent, Latent
 from dnn2gp.network.inputs import Inputs, num_examples, take
 from dnn2gp.support.choice import Choice
 from dnn2gp.support.errors import InputError
-from dnn2gp.support.memory import chunks, readable
+from dnn2gp.support.memory import Returning, chunks, readable
 from dnn2gp.support.progress import track
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
@@ -194,8 +194,10 @@ class Posterior(ABC):
 
     def latent(self, features: FeatureMap, inputs: Inputs) -> Latent:
         """Outputs, shift and covariance of f at each input, from one pass over the inputs, one chunk at a time."""
-        step, parts = self.step[:, None], JoinedLatent(num_examples(inputs))
-        for part in track(list(chunks(num_examples(inputs), self.chunk(features, inputs))), "predictions"):
+        step, parts, size = self.step[:, None], JoinedLatent(num_examples(inputs)), self.chunk(features, inputs)
+        returning = Returning(features.budget())
+        for part in track(list(chunks(num_examples(inputs), size)), "predictions"):
+            returning.between()
             outputs, factors = features.outputs_and_factors(take(inputs, part))
             shift = -factors.push(step)[..., 0] if self.exact else torch.zeros_like(outputs)
             parts.add(part, Latent(outputs, shift, self.marginal(factors)))

@@ -17,7 +17,7 @@ from dnn2gp.features.checks import Cotangents
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.knowledge import Knowledge
 from dnn2gp.network.inputs import Inputs, differentiable, leaves, num_examples, take
-from dnn2gp.support.memory import chunks, default_budget, give_back, held, require, room
+from dnn2gp.support.memory import Returning, chunks, default_budget, give_back, held, require, room
 from dnn2gp.support.progress import track
 
 # The largest number of examples in a chunk.
@@ -152,7 +152,9 @@ class Chunked(ABC):
     ) -> Iterator[tuple[slice, Factors]]:
         given = isinstance(cotangents, Tensor)
         size = self.chunk(inputs, cotangents.shape[2] if given else None, work, fixed=fixed, extra=extra)
+        returning = Returning(self.budget())
         for part in track(list(chunks(num_examples(inputs), size)), work.name):
+            returning.between()
             own = cotangents[part] if given else cotangents
             yield part, self.factors(take(inputs, part), own, apart=work.apart)
 

@@ -28,8 +28,8 @@ from dnn2gp.support.memory import check_budget, chunks, give_back, require, room
 Engine = TypeVar("Engine", bound="NetworkFeatures")
 # The most examples in one plain forward or backward pass, as in training: no Jacobian is formed there.
 _PASS = 512
-# How much more memory a pass takes than its tensors: what one layer frees, malloc cannot always give to the next.
-_SLACK = 1.25
+# How much more memory a pass takes than its tensors: what one layer frees, malloc often cannot give to the next.
+_SLACK = 2.0
 
 
 class NetworkFeatures(FeatureMap):
