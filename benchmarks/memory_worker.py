@@ -141,7 +141,7 @@ def main() -> None:
             row = dict(found) if call == "convert" else forked(lambda: measured(cell, call, budget, file, peak_growth))
             if "bytes" in row and not options.no_tensors:
                 row["tensor_bytes"] = forked(lambda: measured(cell, call, budget, file, tensors)).get("bytes")
-            if options.large and call != "evidence":
+            if options.large and call in ("convert", "predict", "kernel"):
                 own = file if call != "convert" else Path(folder) / "large.dnn2gp"
                 row["large"] = forked(lambda: measured(cell, call, float(options.large * MB), own, peak_growth)).get("bytes")
             print(json.dumps({"network": cell.network, "posterior": cell.posterior, "budget": cell.budget, "call": call, **row}), flush=True)

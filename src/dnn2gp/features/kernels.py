@@ -24,6 +24,10 @@ from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import give_back, require
 
 
+# How much more memory rows take while a covariance mixes them: its products have copies of their own.
+_MIXING = 1.25
+
+
 @dataclass(frozen=True)
 class KernelKind:
     """What a kernel has for each pair of examples: all pairs of rows, the sum over equal rows, or equal rows."""
@@ -129,7 +133,8 @@ class Kernels(Chunked):
             return factors
 
         most = self.fast_chunk(inputs, rows)
-        return PairSide(num_examples(inputs), rows, measured.kept, measured.need, make, most, self.fewest)
+        need = measured.need if self.structured(inputs, precision) else measured.need.times(_MIXING)
+        return PairSide(num_examples(inputs), rows, measured.kept, need, make, most, self.fewest)
 
     def plan_kernel(self, kind: KernelKind, inputs: Inputs, other: Inputs | None, *, out: bool) -> Plan:
         """What a kernel needs with one prior precision per layer; `out`: the result goes to a file."""

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 Curve = tuple[float, ...]
 """The coefficients of a polynomial in the number of examples: a, a + b·n, or a + b·n + c·n²."""
 
-_MARGIN = 1.1
+_MARGIN = 1.2
 """For what is not seen: buffers inside of single operations, and blocks of memory that are too small to be reused."""
 FEW, MORE = 2, 3
 _PAIRS = (1, 2, 3)
