@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +15,7 @@ from dnn2gp import Dense, Diagonal, FunctionSpace, WeightSpace, convert
 from dnn2gp.features import JacobianFeatures, LayerwiseFeatures
 from dnn2gp.network import Network
 from dnn2gp.support.errors import InputError, MemoryBudgetError
-from dnn2gp.support.memory import check_budget, chunks, default_budget, readable, require
+from dnn2gp.support.memory import check_budget, chunks, default_budget, holding, readable, require
 from dnn2gp.weights import Expansion
 
 from robust.support import DELTA, NOISE, mlp, regression, untouched
@@ -158,3 +163,33 @@ def test_factors_of_the_data_are_made_in_chunks(monkeypatch) -> None:
     size = gp.inference.chunk(gp.features, x)
     assert size <= gp.features.chunk(x, fixed=factor, extra=extra) < len(x)
     assert gp.features.chunk(x, fixed=factor, extra=extra) < gp.features.chunk(x)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of resident memory is Linux's")
+@pytest.mark.parametrize("network", ["LeNet-5", "ResNet", "transformer"])
+def test_the_process_grows_by_no_more_than_the_budget(network: str) -> None:
+    """100 MB, and a tenth for what malloc and libraries keep."""
+    program = Path(__file__).with_name("whole_calls.py")
+    done = subprocess.run([sys.executable, str(program), network], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    peaks = json.loads(done.stdout)
+    assert max(peaks.values()) <= 110e6, peaks
+
+
+def test_data_and_earlier_results_count() -> None:
+    """What is held is taken from the budget, and errors say so."""
+    features = convert(mlp(), regression(), NOISE, DELTA, memory_budget=10_000_000).features
+    with holding(6_000_000):
+        assert features.budget() == 4_000_000
+        with pytest.raises(MemoryBudgetError, match=r"needs 5 MB, more than .* of 10 MB, of which 6 MB are taken"):
+            require(5_000_000, features.budget(), "This", "Do that.")
+    assert features.budget() == 10_000_000
+
+
+def test_data_larger_than_the_budget() -> None:
+    """The copy that convert makes counts."""
+    x, y = regression(200_000, 3, 1, torch.float32)
+    module = nn.Linear(3, 1)
+    with untouched(module), pytest.raises(MemoryBudgetError, match=r"copy of the data \(200000 examples\).*fewer"):
+        convert(module, (x, y), NOISE, DELTA, memory_budget=3e6)
