@@ -64,7 +64,11 @@ ARCHITECTURES = {
     "transformer": Architecture(
         token_transformer,
         _tokens,
-        {100: ("layers.0.norm1", "layers.1.norm2", "head"), 500: ("layers.1.self_attn.out_proj",), 2000: ("layers.1.linear1",)},
+        {
+            100: ("layers.0.norm1", "layers.1.norm2", "head"),
+            500: ("layers.1.self_attn.out_proj",),
+            2000: ("layers.1.linear1",),
+        },
         {100: 60, 500: 150, 2000: 250},
         300,
         {100: 100, 500: 250, 2000: 400},

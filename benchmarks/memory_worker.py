@@ -60,7 +60,9 @@ def tensors(work: Callable[[], object]) -> int:
     return max(accumulate(sizes), default=0)
 
 
-def measured(cell: Cell, call: str, budget: float, file: Path, by: Callable[[Callable[[], object]], int]) -> Measurement:
+def measured(
+    cell: Cell, call: str, budget: float, file: Path, by: Callable[[Callable[[], object]], int]
+) -> Measurement:
     """The peak of a call, or the error that it raised; a GP is kept in the file."""
     run(cell, call, 2000 * MB, file.with_name("tiny"), tiny=True)()  # a fork begins without the pages of its libraries
     _use_libraries()
@@ -143,8 +145,15 @@ def main() -> None:
                 row["tensor_bytes"] = forked(lambda: measured(cell, call, budget, file, tensors)).get("bytes")
             if options.large and call in ("convert", "predict", "kernel"):
                 own = file if call != "convert" else Path(folder) / "large.dnn2gp"
-                row["large"] = forked(lambda: measured(cell, call, float(options.large * MB), own, peak_growth)).get("bytes")
-            print(json.dumps({"network": cell.network, "posterior": cell.posterior, "budget": cell.budget, "call": call, **row}), flush=True)
+                row["large"] = forked(lambda: measured(cell, call, float(options.large * MB), own, peak_growth)).get(
+                    "bytes"
+                )
+            print(
+                json.dumps(
+                    {"network": cell.network, "posterior": cell.posterior, "budget": cell.budget, "call": call, **row}
+                ),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from dnn2gp.network.inputs import Inputs, differentiable, num_examples, take
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import give_back, require
 
-
 # How much more memory rows take while a covariance mixes them: its products have copies of their own.
 _MIXING = 1.25
 

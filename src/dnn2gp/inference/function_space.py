@@ -117,7 +117,7 @@ class FunctionSpacePosterior(Posterior):
         reductions = 8 * len(self.factor) * sum(numbers[: 1 if other is None else 2])
         what = f"The covariance of {numbers[0]} × {numbers[1]} outputs, with the kernels between them and the data,"
         require(result + reductions, features.budget(), what, "Pass fewer inputs at a time.")
-        with holding(result + reductions):
+        with holding(reductions):
             left = self._reduction(features, inputs)
             right = left if other is None else self._reduction(features, other)
         with holding(reductions + result // 3):
