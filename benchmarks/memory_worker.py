@@ -1,4 +1,4 @@
-"""One cell of benchmarks.memory: python -m benchmarks.memory_worker NETWORK POSTERIOR MB … prints a line of JSON a call.
+"""One cell of benchmarks.memory: python -m benchmarks.memory_worker NETWORK POSTERIOR MB prints JSON, a line a call.
 
 The process imports and warms up once, on a few examples. Each call is then measured in a fork of it, so that every call
 starts from the same state, without what earlier ones left in the allocator.
@@ -16,6 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -136,24 +137,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "gp.dnn2gp"
         warm_up(cell, Path(folder) / "tiny")
-        found = forked(lambda: measured(cell, "convert", budget, file, peak_growth))
+        first = forked(partial(measured, cell, "convert", budget, file, peak_growth))
         for call in options.calls:
-            if call not in ("convert", "tune") and not file.exists():
-                continue
-            row = dict(found) if call == "convert" else forked(lambda: measured(cell, call, budget, file, peak_growth))
-            if "bytes" in row and not options.no_tensors:
-                row["tensor_bytes"] = forked(lambda: measured(cell, call, budget, file, tensors)).get("bytes")
-            if options.large and call in ("convert", "predict", "kernel"):
-                own = file if call != "convert" else Path(folder) / "large.dnn2gp"
-                row["large"] = forked(lambda: measured(cell, call, float(options.large * MB), own, peak_growth)).get(
-                    "bytes"
-                )
-            print(
-                json.dumps(
-                    {"network": cell.network, "posterior": cell.posterior, "budget": cell.budget, "call": call, **row}
-                ),
-                flush=True,
-            )
+            if call in ("convert", "tune") or file.exists():
+                row = _row(cell, call, file, options, first if call == "convert" else None)
+                names = {"network": cell.network, "posterior": cell.posterior, "budget": cell.budget, "call": call}
+                print(json.dumps({**names, **row}), flush=True)
+
+
+def _row(
+    cell: Cell, call: str, file: Path, options: argparse.Namespace, known: Measurement | None = None
+) -> Measurement:
+    """All figures of one call; `known` is the first of them if it has been measured already."""
+    budget, large = float(options.budget * MB), float(options.large * MB)
+    row = dict(known or forked(partial(measured, cell, call, budget, file, peak_growth)))
+    if "bytes" in row and not options.no_tensors:
+        row["tensor_bytes"] = forked(partial(measured, cell, call, budget, file, tensors)).get("bytes")
+    if options.large and call in ("convert", "predict", "kernel"):
+        own = file.with_name("large") if call == "convert" else file
+        row["large"] = forked(partial(measured, cell, call, large, own, peak_growth)).get("bytes")
+    return row
 
 
 if __name__ == "__main__":
