@@ -15,7 +15,7 @@ from dnn2gp.features.factors import Factors
 from dnn2gp.features.feature_map import FeatureMap
 from dnn2gp.features.whitener import Unit, Whitener
 from dnn2gp.network.inputs import Inputs, num_examples, take
-from dnn2gp.support.memory import chunks
+from dnn2gp.support.memory import chunks, give_back
 from dnn2gp.support.progress import track
 
 # The share of the memory budget that the factors of the training data may hold between predictions.
@@ -131,6 +131,8 @@ class FactoredJacobian:
                 left.full(left if columns == rows else right, out=pairs)
                 if columns != rows:
                     result[self._sites(columns), self._sites(rows)] = place.T
+            del left
+        give_back(self.features.budget())  # a factorisation follows
         return result
 
     def cross(self, white: Factors) -> Float[Tensor, "n Q M"]:

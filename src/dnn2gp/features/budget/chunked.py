@@ -157,6 +157,7 @@ class Chunked(ABC):
             returning.between()
             own = cotangents[part] if given else cotangents
             yield part, self.factors(take(inputs, part), own, apart=work.apart)
+        give_back(self.budget())  # what follows, such as a factorisation, counts on all of it
 
     def _used(
         self, inputs: Inputs, work: Work, cotangents: Cotangents | None = None, *, fixed: int = 0, extra: int = 0
