@@ -85,7 +85,8 @@ def convert(
             prior = Gaussian.prior(expand_precision(prior_precision, function.layout, function.weights))
             model = LinearModel.from_laplace(expand(likelihood), prior)  # (A), (B): Theorem 1
             posterior = chosen(model).infer(model)  # (C)
-            _warn_unless_minimum(posterior, network, tuned)
+            with holding(2 * sum(tensor.nbytes for tensor in posterior.state().values())):  # a matrix and its factor
+                _warn_unless_minimum(posterior, network, tuned)
     return GaussianProcess(jacobian, posterior, likelihood, None if tuned is None else tuned.result)
 
 

@@ -171,11 +171,11 @@ class NetworkFeatures(FeatureMap):
 
     def _batches(self, inputs: Inputs, need: Peak, held: int) -> Iterator[slice]:
         """As many examples at a time as fit into the budget together with `held` bytes."""
-        need = need.times(_SLACK).plus(held)
         budget, what = self.budget(), "A pass of a single example through the network"
-        require(need(1), budget, f"{what}, with the result," if held else what, FEWER)
+        require(need.plus(held)(1), budget, f"{what}, with the result," if held else what, FEWER)
         give_back(budget)
-        return chunks(num_examples(inputs), max(1, min(need.most(room(budget)), _PASS)))
+        most = need.times(_SLACK).plus(held).most(room(budget))
+        return _given_back(chunks(num_examples(inputs), max(1, min(most, _PASS))), budget)
 
     @contextmanager
     def unchecked(self) -> Iterator[None]:
@@ -246,3 +246,9 @@ class NetworkFeatures(FeatureMap):
                 "Look for (a) round(), sign() or argmax in forward, (b) units that are all dead, (c) layers frozen "
                 "by mistake."
             )
+
+
+def _given_back(parts: Iterator[slice], budget: int) -> Iterator[slice]:
+    """The parts; after the last one, freed memory is returned if the budget is small."""
+    yield from parts
+    give_back(budget)
