@@ -186,7 +186,11 @@ def decomposition(model: LinearModel) -> Decomposition:
     expansion, precision = model.expansion, model.prior.precision.double()
     require_decomposition(precision.size, expansion)
     matrix = expansion.features.ggn(expansion.inputs, expansion.root).double()
-    matrix = precision.whiten(precision.whiten(matrix).T)
+    if isinstance(precision, DiagonalPrecision):
+        scale = precision.values.rsqrt()
+        matrix.mul_(scale[:, None]).mul_(scale)
+    else:
+        matrix = precision.whiten(precision.whiten(matrix).T)
     if decompose_rows(model, matrix.norm().item(), WeightTriangle.num_bytes(precision.size)):
         del matrix
         return weight_decomposition(model)
