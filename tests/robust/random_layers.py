@@ -161,10 +161,9 @@ def complex_product(m: Calls, h: Tensor) -> Tensor:
 
 def in_place(m: Calls, h: Tensor) -> Tensor:
     z = m.inner(h)
-    z.relu_()
     z += h[:, :4]
     z.mul_(0.5)
-    return z
+    return z.tanh_()
 
 
 def generated(m: Calls, h: Tensor) -> Tensor:

@@ -175,6 +175,41 @@ def test_refusals():
     assert per_layer.posterior.precision.diagonal().min() >= 1.0
 
 
+@pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.FallbackWarning")
+def test_weights_without_rules_have_one_block_for_each_layer():
+    """Two layers that torch.func differentiates, and two that are not used, each with a δ of its own."""
+
+    class Sine(nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(size))
+
+        def forward(self, x):
+            return torch.sin(x / self.w.exp())
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.middle, self.last = Sine(3), nn.Linear(3, 2), Sine(2)
+            self.unused, self.too = Sine(2), Sine(3)
+
+        def forward(self, x):
+            return self.last(self.middle(self.first(x)))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Net().double()
+    x, y, deltas = randn(N, 3), randn(N, 2, seed=1), {"first": 1.0, "middle": 2.0, "last": 3.0, "unused": 4.0, "too": 5.0}
+    found = convert(module, (x, y), GaussianLikelihood(1.0), deltas, structure=Kronecker()).posterior.precision.dense()
+    J = brute_force.jacobian(module, x).flatten(0, 1)
+    full = J.T @ J
+    close(found[:3, :3], full[:3, :3] + torch.eye(3, dtype=torch.float64))
+    close(found[11:13, 11:13], full[11:13, 11:13] + 3 * torch.eye(2, dtype=torch.float64))
+    assert full[:3, 11:13].any()
+    assert not found[:3, 11:13].any()
+    close(found.diagonal()[13:], torch.tensor([4.0] * 2 + [5.0] * 3, dtype=torch.float64))
+
+
 @pytest.mark.slow
 def test_sampled_columns_are_unbiased_and_fewer():
     """The GGN diagonal from random columns of the root: C passes, and right on average."""

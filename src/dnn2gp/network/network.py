@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dnn2gp.network.complex_views import CopiedIfMisplaced, misplaced
 from dnn2gp.network.inputs import (
     Inputs,
     all_finite,
@@ -97,6 +98,7 @@ class Network:
             self._spread = _spreads(module, inputs)
             self._example = map_inputs(lambda leaf: leaf.detach().clone(), take(inputs, slice(0, 1)))
             self._draws = True
+            self._has_complex_views = False
             few = self.check_inputs(take(inputs, slice(0, min(_PROBED, num_examples(inputs)))))
             with global_states_kept(self.device):
                 self._owner = own_module(module, tensors, lambda owner: self._evaluate(self.weights, few, owner))
@@ -225,6 +227,16 @@ class Network:
             ) from error
 
     def _evaluate(self, weights: Tensor, inputs: Inputs, owner: ModuleOwner | None = None) -> object:
+        """One call of the module; from the first one on that views a weight as complex numbers, with help."""
+        try:
+            return self._called(weights, inputs, owner)
+        except RuntimeError as error:
+            if self._has_complex_views or not misplaced(error):
+                raise
+        self._has_complex_views = True
+        return self._called(weights, inputs, owner)
+
+    def _called(self, weights: Tensor, inputs: Inputs, owner: ModuleOwner | None) -> object:
         """One call of the module, in eval mode, on copies of inputs and buffers (a layer may work in place)."""
         self._frozen.check()
         inputs = map_inputs(torch.clone, inputs)
@@ -233,7 +245,7 @@ class Network:
         tensors |= {name: tensors[name].clone() for name in self._renormed if name in tensors}  # changed in forward
         args, kwargs = self.arguments(inputs)
         random = global_states_kept(self.device) if self._draws else nullcontext()
-        with random:
+        with random, CopiedIfMisplaced() if self._has_complex_views else nullcontext():
             return (owner or self._owner).call(tensors, args, kwargs)
 
     def arguments(self, inputs: Inputs) -> tuple[tuple, dict[str, Tensor]]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dnn2gp.features.engines.layerwise import UseRecorder
 from dnn2gp.features.engines.layerwise.places import FlatWeights
+from dnn2gp.features.engines.plain_passes import backward
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, take
 from dnn2gp.network.layout import Layout
@@ -74,7 +75,7 @@ def _last_layer(network: Network, inputs: Inputs) -> list[str]:
 
 
 def _depends(outputs: Tensor, results: list[Tensor]) -> bool:
-    found = torch.autograd.grad(outputs.sum(), results, retain_graph=True, allow_unused=True)
+    found = backward(outputs.sum(), results, retain_graph=True, allow_unused=True)
     return any(gradient is not None for gradient in found)
 
 

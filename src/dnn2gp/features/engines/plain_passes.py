@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import RLock
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 from torch.func import jvp
 
 from dnn2gp.network import Network
+from dnn2gp.network.eval_mode import differentiable_attention
 from dnn2gp.network.inputs import Inputs, map_inputs, num_examples, take
 
 WARNING_FILTERS = RLock()
@@ -42,9 +44,19 @@ _FORWARD_MODE = RLock()
 are lost or added to those of the other."""
 
 
+def backward(
+    outputs: Tensor, wanted: Sequence[Tensor | GradientEdge], cotangents: Tensor | None = None, **options: bool
+) -> tuple[Tensor | None, ...]:
+    """torch.autograd.grad in the setting of the forward pass, parts of which checkpointing computes again here."""
+    with differentiable_attention():
+        return torch.autograd.grad(outputs, wanted, cotangents, **options)
+
+
 def pull(outputs: Tensor, weights: Tensor, cotangent: Tensor, create_graph: bool = False) -> Float[Tensor, " P"]:
     """Jᵀu from the graph of the outputs, which is kept for more."""
-    return torch.autograd.grad(outputs, weights, cotangent, retain_graph=True, create_graph=create_graph)[0]
+    (found,) = backward(outputs, [weights], cotangent, retain_graph=True, create_graph=create_graph)
+    assert found is not None
+    return found
 
 
 def pulled(
@@ -77,7 +89,7 @@ def curved(
     with torch.enable_grad():
         weights = anchor.detach().requires_grad_(True)
         outputs = network(weights, inputs)
-        first = torch.autograd.grad(outputs, weights, residual.clone(), create_graph=True)[0]
+        first = pull(outputs, weights, residual.clone(), create_graph=True)
         if not first.requires_grad:  # f is linear in w and the term is zero
             return torch.zeros_like(vectors)
         return torch.stack([pull(first, weights, column) for column in vectors.unbind(1)], -1)

@@ -172,7 +172,8 @@ class Kronecker(Structure):
         )
         factors = features.kronecker(inputs, root)
         covered = [part for own in factors for part in own.parts]
-        factors += [_unused(part, features.anchor) for part in _gaps(covered, features.num_weights)]
+        layers = [part for own in features.layers for part in own]
+        factors += [_unused(part, features.anchor) for part in _gaps(covered, layers)]
         return KroneckerPrecision([KroneckerBlock.of(own, _delta(prior, own.parts)) for own in factors])
 
     def ggn_eigenvalues(
@@ -323,11 +324,15 @@ def _unused(part: slice, like: Tensor) -> KroneckerFactors:
     return KroneckerFactors((part,), zeros, torch.zeros(1, 1, dtype=torch.float64, device=like.device))
 
 
-def _gaps(covered: Sequence[slice], size: int) -> list[slice]:
-    """The ranges of 0 … P−1 that no part covers."""
-    gaps, place = [], 0
-    for part in sorted(covered, key=lambda part: part.start):
-        if part.start > place:
-            gaps.append(slice(place, part.start))
-        place = max(place, part.stop)
-    return gaps + ([slice(place, size)] if place < size else [])
+def _gaps(covered: Sequence[slice], weights: Sequence[slice]) -> list[slice]:
+    """The ranges of each weight tensor that no part covers."""
+    gaps, taken = [], sorted(covered, key=lambda part: part.start)
+    for weight in weights:
+        place = weight.start
+        for part in taken:
+            if place < part.start < weight.stop:
+                gaps.append(slice(place, part.start))
+            place = max(place, min(part.stop, weight.stop))
+        if place < weight.stop:
+            gaps.append(slice(place, weight.stop))
+    return gaps

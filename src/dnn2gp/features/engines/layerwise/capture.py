@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from dnn2gp.features.engines.layerwise.places import FlatWeights
 from dnn2gp.features.engines.layerwise.rules import Rules, Use
+from dnn2gp.features.engines.plain_passes import backward
 
 _RELU = frozenset({torch.relu, F.relu, Tensor.relu})
 # Max-poolings, with the number of axes of a batch of inputs.
@@ -167,14 +168,14 @@ def gradients(
     """
     edges = [edge for _, edge in uses]
     if batched:
-        found = torch.autograd.grad(outputs, edges, cotangents, is_grads_batched=True, allow_unused=True)
+        found = backward(outputs, edges, cotangents, is_grads_batched=True, allow_unused=True)
         pairs = zip(uses, found, strict=True)
         with torch.no_grad():
             return [None if gradient is None else use.condensed(gradient) for (use, _), gradient in pairs]
     stacks = [_Stack(len(cotangents), use, create_graph) for use, _ in uses]
     for position, cotangent in enumerate(cotangents):
         keep = create_graph or position < len(cotangents) - 1
-        found = torch.autograd.grad(
+        found = backward(
             outputs, edges, cotangent, retain_graph=keep, allow_unused=True, create_graph=create_graph
         )
         with torch.set_grad_enabled(create_graph):

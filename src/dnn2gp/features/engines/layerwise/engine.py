@@ -6,7 +6,7 @@ every product of `FeatureMap` is a sum over the layers. Weights that no rule cov
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -24,6 +24,7 @@ from dnn2gp.features.engines.layerwise.learning import Learner, disagreeing
 from dnn2gp.features.engines.layerwise.recording import Recording, merged
 from dnn2gp.features.engines.layerwise.uses import Uses
 from dnn2gp.features.engines.network_features import NetworkFeatures
+from dnn2gp.features.engines.plain_passes import pull
 from dnn2gp.features.engines.torch_func import JacobianFeatures
 from dnn2gp.features.factors import Factors
 from dnn2gp.network import Network
@@ -151,7 +152,8 @@ class LayerwiseFeatures(NetworkFeatures):
         """i² + o² for each layer; p² where there are no factors."""
         uses = self.uses(inputs)
         own, general = sum(size.kronecker_numbers() for size in uses.sizes), self._general(uses)
-        return own + (0 if general is None else general.num_weights**2)
+        layers = [] if general is None else [self._ranges(names) for names in self._layers_of(uses.left)]
+        return own + sum(sum(part.stop - part.start for part in parts) ** 2 for parts in layers)
 
     def _ruled_blocks(
         self, inputs: Inputs, cotangents: Cotangents | None, uses: Uses, *, apart: bool
@@ -188,10 +190,14 @@ class LayerwiseFeatures(NetworkFeatures):
             )
 
     def _general_blocks(self, inputs: Inputs, cotangents: Cotangents | None, uses: Uses) -> list[Block]:
+        """The blocks of weights without rules, one for each layer."""
         general = self._general(uses)
         if general is None:
             return []
-        return [Rows(general.factors(inputs, cotangents).rows(), tuple(self._ranges(uses.left)))]
+        layers = [tuple(self._ranges(names)) for names in self._layers_of(uses.left)]
+        sizes = [sum(part.stop - part.start for part in parts) for parts in layers]
+        rows = general.factors(inputs, cotangents).rows().split(sizes, -1)
+        return [Rows(own, parts) for own, parts in zip(rows, layers, strict=True)]
 
     def _general(self, uses: Uses) -> JacobianFeatures | None:
         """The general engine at these weights, for those that the rules leave to it; None if nothing is left."""
@@ -206,8 +212,8 @@ class LayerwiseFeatures(NetworkFeatures):
         """Find the uses of the weights; those that rules do not cover go to the general engine, with a warning."""
         learner = Learner(self.network, self.anchor, inputs)
         lesson = learner.learn()
-        names = self.network.layout.names
-        uses = replace(lesson.uses, left=tuple(name for name in names if name in lesson.unknown | lesson.wrong))
+        left = [name for own in self._layers_of(lesson.unknown | lesson.wrong) for name in own]
+        uses = replace(lesson.uses, left=tuple(left))
         if uses.left and self.knowledge.find(("general", uses.left), lambda: self._new_general(uses.left, inputs)):
             self._warn(uses.left, lesson.wrong)
         self._check_all(learner, uses)
@@ -253,6 +259,12 @@ class LayerwiseFeatures(NetworkFeatures):
             FallbackWarning,
         )
 
+    def _layers_of(self, names: Collection[str]) -> list[list[str]]:
+        """These weights, grouped by the layers that own them."""
+        layout = self.network.layout
+        groups = ([layout.names[position] for position in own] for own in layout.layers.values())
+        return [kept for group in groups if (kept := [name for name in group if name in names])]
+
     def _ranges(self, names: Sequence[str]) -> list[slice]:
         ranges = self.network.layout.ranges
         return [ranges[name] for name in names]
@@ -265,7 +277,7 @@ def _sum_of_rows(
     generator = torch.Generator().manual_seed(2)
     mixing = torch.randn(columns.shape[1], len(columns), 1, generator=generator, dtype=torch.float64).to(columns)
     mixed = (columns.permute(1, 2, 0) @ mixing).squeeze(-1)
-    return mixing, torch.autograd.grad(recording.outputs, recording.flat, mixed, retain_graph=True)[0]
+    return mixing, pull(recording.outputs, recording.flat, mixed)
 
 
 def _listed(names: Sequence[str]) -> str:

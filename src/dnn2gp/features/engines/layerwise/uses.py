@@ -13,6 +13,7 @@ from dnn2gp.features.budget.plan import BlockSize
 from dnn2gp.features.engines.layerwise.capture import UseRecorder
 from dnn2gp.features.engines.layerwise.places import BatchAxis, find_batch_axis
 from dnn2gp.features.engines.layerwise.rules import Use
+from dnn2gp.features.engines.plain_passes import backward
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def _reaches(outputs: Tensor, part: slice, recorder: UseRecorder) -> bool:
     own = [view for view in views if recorder.weights.find(view) == part]
     if not outputs.requires_grad or not own:
         return False
-    found = torch.autograd.grad(outputs.sum(), own, retain_graph=True, allow_unused=True)
+    found = backward(outputs.sum(), own, retain_graph=True, allow_unused=True)
     return any(gradient is not None for gradient in found)
 
 
