@@ -21,7 +21,11 @@ class Rotation(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shift, self.factors, self.out = nn.Parameter(torch.randn(1)), nn.Parameter(torch.randn(2, 2)), nn.Linear(4, 2)
+        self.shift, self.factors, self.out = (
+            nn.Parameter(torch.randn(1)),
+            nn.Parameter(torch.randn(2, 2)),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x):
         z = torch.view_as_complex((x + self.shift).unflatten(1, (2, 2))) * torch.view_as_complex(self.factors)

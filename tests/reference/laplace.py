@@ -130,7 +130,7 @@ def answers(given: Problem, precision: Tensor, mean: Callable[[Tensor], Tensor],
     )
 
 
-# Kronecker factors -------------------------------------------------------------------------------------------------------
+# Kronecker factors ----------------------------------------------------------------------------------------------------
 
 
 def kronecker(module: nn.Module, inputs, given: Problem) -> Tensor | None:

@@ -10,44 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-WIDTH = 16
-
-
-def folded(h: Tensor) -> Tensor:
-    """Any number of features as 16: padded with zeros to a multiple of 16, then averaged."""
-    flat = h.flatten(1)
-    flat = F.pad(flat, (0, -flat.shape[1] % WIDTH))
-    return flat.unflatten(1, (-1, WIDTH)).mean(1)
-
-
-class Shaped(nn.Module):
-    """A module on inputs of another shape."""
-
-    def __init__(self, inner: nn.Module, *shape: int) -> None:
-        super().__init__()
-        self.inner, self.shape = inner, shape
-
-    def forward(self, h: Tensor) -> Tensor:
-        found = self.inner(h.reshape(len(h), *self.shape))
-        return folded(found[0] if isinstance(found, tuple) else found)
-
-
-class Calls(nn.Module):
-    """A function of this module and of its inputs, in another shape; the weights are attributes of the module."""
-
-    def __init__(self, function: Callable[..., Tensor], *shape: int, **parts: nn.Module | Tensor) -> None:
-        super().__init__()
-        self.function, self.shape = function, shape or (WIDTH,)
-        for name, part in parts.items():
-            setattr(self, name, part if isinstance(part, nn.Module) else nn.Parameter(part))
-
-    def forward(self, h: Tensor) -> Tensor:
-        return folded(self.function(self, h.reshape(len(h), *self.shape)))
-
-
-def weight(*shape: int) -> Tensor:
-    """Numbers of a size that keeps a layer's outputs about as large as its inputs."""
-    return torch.randn(*shape) / shape[-1] ** 0.5
+from robust.layer_forms import WIDTH, Calls, Shaped, linear, weight
+from robust.odd_layers import ODD_LAYERS
 
 
 class Cube(torch.autograd.Function):
@@ -194,10 +158,6 @@ def decoder(m: Calls, h: Tensor) -> Tensor:
     return m.inner(h[:, :2], h[:, 2:])
 
 
-def linear(inputs: int = WIDTH, outputs: int = 4, *, bias: bool = True) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=bias)
-
-
 def activation(*functions: Callable[[Tensor], Tensor]) -> nn.Module:
     """One of several functions, after a layer."""
     function = functions[int(torch.randint(len(functions), ()))]
@@ -218,7 +178,9 @@ CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
     "ConvTranspose1d": lambda: Shaped(nn.ConvTranspose1d(4, 2, 3, stride=2, output_padding=1), 4, 4),
     "ConvTranspose2d": lambda: Shaped(nn.ConvTranspose2d(4, 4, 2, groups=2, stride=2), 4, 2, 2),
     "ConvTranspose3d": lambda: Shaped(nn.ConvTranspose3d(2, 1, 2, dilation=2), 2, 2, 2, 2),
-    "conv2d of a made weight": lambda: Calls(lambda m, h: F.conv2d(h, m.w.tanh(), m.b), 1, 4, 4, w=weight(2, 1, 2, 2), b=weight(2)),
+    "conv2d of a made weight": lambda: Calls(
+        lambda m, h: F.conv2d(h, m.w.tanh(), m.b), 1, 4, 4, w=weight(2, 1, 2, 2), b=weight(2)
+    ),
     "convolution and max-pooling": lambda: Shaped(
         nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)), 1, 4, 4
     ),
@@ -256,7 +218,9 @@ ATTENTION: dict[str, Callable[[], nn.Module]] = {
         lambda m, h: m.inner(h, h, h, need_weights=False)[0], 4, 4, inner=nn.MultiheadAttention(4, 2, batch_first=True)
     ),
     "TransformerEncoderLayer": lambda: Shaped(nn.TransformerEncoderLayer(4, 2, 5, 0.1, batch_first=True), 4, 4),
-    "TransformerDecoderLayer": lambda: Calls(decoder, 4, 4, inner=nn.TransformerDecoderLayer(4, 2, 3, batch_first=True)),
+    "TransformerDecoderLayer": lambda: Calls(
+        decoder, 4, 4, inner=nn.TransformerDecoderLayer(4, 2, 3, batch_first=True)
+    ),
     "scaled_dot_product_attention": lambda: Calls(attended, 4, 4, inner=linear(4, 12)),
 }
 PARAMETRISED: dict[str, Callable[[], nn.Module]] = {
@@ -275,7 +239,9 @@ DENSE: dict[str, Callable[[], nn.Module]] = {
     "Bilinear": lambda: Calls(lambda m, h: m.inner(h[:, :4], h[:, 4:8]), inner=nn.Bilinear(4, 4, 3)),
     "PReLU": lambda: Calls(lambda m, h: m.inner(h), inner=nn.PReLU(WIDTH)),
     "PReLU of one slope": lambda: nn.PReLU(),
-    "einsum": lambda: Calls(lambda m, h: torch.einsum("nij,jk,li->nlk", h, m.w, m.v), 4, 4, w=weight(4, 3), v=weight(2, 4)),
+    "einsum": lambda: Calls(
+        lambda m, h: torch.einsum("nij,jk,li->nlk", h, m.w, m.v), 4, 4, w=weight(4, 3), v=weight(2, 4)
+    ),
     "matmul from the right": lambda: Calls(lambda m, h: h @ m.w + m.b, w=weight(16, 4), b=weight(4)),
     "matmul from the left": lambda: Calls(lambda m, h: torch.tanh(m.w @ h), 4, 4, w=weight(3, 4)),
     "transposed product": lambda: Calls(lambda m, h: (m.w @ h.T).T, w=weight(4, 16)),
@@ -291,14 +257,20 @@ DENSE: dict[str, Callable[[], nn.Module]] = {
     "strided slices": lambda: Calls(lambda m, h: h[:, :4] @ m.w[::2, 1:] + m.w[0, 1:], w=weight(8, 4)),
 }
 ELEMENTWISE: dict[str, Callable[[], nn.Module]] = {
-    "smooth activation": lambda: activation(F.gelu, F.silu, F.mish, F.softplus, F.logsigmoid, F.softsign, F.tanhshrink, torch.sin),
-    "piecewise activation": lambda: activation(F.relu, F.leaky_relu, F.elu, F.celu, F.selu, F.hardswish, F.relu6, F.rrelu),
+    "smooth activation": lambda: activation(
+        F.gelu, F.silu, F.mish, F.softplus, F.logsigmoid, F.softsign, F.tanhshrink, torch.sin
+    ),
+    "piecewise activation": lambda: activation(
+        F.relu, F.leaky_relu, F.elu, F.celu, F.selu, F.hardswish, F.relu6, F.rrelu
+    ),
     "glu": lambda: activation(F.glu),
     "softmax": lambda: activation(lambda h: h.softmax(1), lambda h: h.log_softmax(1)),
     "cumsum": lambda: activation(lambda h: h.cumsum(1), lambda h: torch.tanh(h).cumprod(1)),
     "logsumexp": lambda: Calls(lambda m, h: torch.logsumexp(m.inner(h), 1), 4, 4, inner=linear(4, 3)),
     "norm": lambda: Calls(lambda m, h: m.inner(h).norm(dim=2), 4, 4, inner=linear(4, 3)),
-    "sort": lambda: activation(lambda h: h.sort(1).values, lambda h: h.topk(2, 1).values, lambda h: h.median(1).values[:, None]),
+    "sort": lambda: activation(
+        lambda h: h.sort(1).values, lambda h: h.topk(2, 1).values, lambda h: h.median(1).values[:, None]
+    ),
     "flip and roll": lambda: activation(lambda h: h.flip(1), lambda h: h.roll(1, 1)),
     "dropout": lambda: nn.Sequential(linear(), nn.Dropout(0.3), nn.Tanh()),
     "alpha dropout": lambda: nn.Sequential(linear(), nn.AlphaDropout(0.3)),
@@ -318,7 +290,8 @@ ELEMENTWISE: dict[str, Callable[[], nn.Module]] = {
     ),
     "pooling in one dimension": lambda: Shaped(
         nn.Sequential(
-            nn.Conv1d(4, 2, 1), one_of(lambda: nn.MaxPool1d(2), lambda: nn.AvgPool1d(2), lambda: nn.AdaptiveAvgPool1d(3))
+            nn.Conv1d(4, 2, 1),
+            one_of(lambda: nn.MaxPool1d(2), lambda: nn.AvgPool1d(2), lambda: nn.AdaptiveAvgPool1d(3)),
         ),
         4,
         4,
@@ -367,8 +340,16 @@ def half_frozen(layer: nn.Linear) -> nn.Linear:
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
-    **CONVOLUTIONS, **NORMS, **RECURRENT, **ATTENTION, **PARAMETRISED, **DENSE, **ELEMENTWISE, **OPERATIONS,
-}  # fmt: skip
+    **CONVOLUTIONS,
+    **NORMS,
+    **RECURRENT,
+    **ATTENTION,
+    **PARAMETRISED,
+    **DENSE,
+    **ELEMENTWISE,
+    **OPERATIONS,
+    **ODD_LAYERS,
+}
 
 MUST_REFUSE: dict[str, Callable[[], nn.Module]] = {
     "difference from the first example": lambda: Calls(lambda m, h: m.inner(h - h[:1]), inner=linear()),

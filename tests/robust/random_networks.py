@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from robust.random_layers import LAYERS, MUST_REFUSE, WIDTH, folded, weight
+from robust.layer_forms import WIDTH, folded, weight
+from robust.random_layers import LAYERS, MUST_REFUSE
 
 TOKENS, LENGTH = 7, 4
 
 
-# Wrappers: what a layer is put into ------------------------------------------------------------------------------------
+# Wrappers: what a layer is put into -----------------------------------------------------------------------------------
 
 
 class Residual(nn.Module):
@@ -79,7 +80,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
-# Stems: from the inputs to vectors of 16 numbers -----------------------------------------------------------------------
+# Stems: from the inputs to vectors of 16 numbers ----------------------------------------------------------------------
 
 
 class Tokens(nn.Module):
@@ -122,7 +123,7 @@ REFUSED_STEMS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-# Readouts: from 16 numbers to K outputs ---------------------------------------------------------------------------------
+# Readouts: from 16 numbers to K outputs -------------------------------------------------------------------------------
 
 
 class Product(nn.Module):
@@ -166,7 +167,7 @@ READOUTS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-# A whole network ---------------------------------------------------------------------------------------------------------
+# A whole network ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ def inputs_of(spec: Spec, count: int) -> Tensor | tuple[Tensor, Tensor] | dict[s
     return x if spec.stem == "vector" else tokens
 
 
-# Drawing one -------------------------------------------------------------------------------------------------------------
+# Drawing one ----------------------------------------------------------------------------------------------------------
 
 OPTIONS: dict[str, list] = {
     "readout": ["linear", "linear", "product", "functional", "first features"],
@@ -261,7 +262,7 @@ OPTIONS: dict[str, list] = {
     "subset": ["", "", "last layer"],
     "double": [True, True, False],
     "training": [False, True],
-    "examples": [5, 5, 2, 1],
+    "examples": [5, 5, 4, 2, 1],
 }
 WRAPPED = ["", "", "", "bounded", "bounded", "residual", "branches", "twice", "checkpointed", "all frozen"]
 
@@ -309,7 +310,10 @@ def cover(rounds: int = 1) -> list[Spec]:
             options = {name: random.choice(values) for name, values in OPTIONS.items()}
             own = [kinds.pop() for _ in range(min(3, len(kinds)))]
             position = len(found)
-            layers = tuple((kind, wrappers[(position + place) % len(wrappers)] if place == 1 else "") for place, kind in enumerate(own))
+            layers = tuple(
+                (kind, wrappers[(position + place) % len(wrappers)] if place == 1 else "")
+                for place, kind in enumerate(own)
+            )
             stem = stems[position % len(stems)]
             spec = Spec(stem=stem, layers=layers, seed=position, likelihood=position, **options)
             found.append(sensible(spec))

@@ -16,6 +16,7 @@ import copy
 import os
 import warnings
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -31,8 +32,9 @@ from dnn2gp.support import errors
 from dnn2gp.support.errors import EXPECTED
 from dnn2gp.weights import Expansion
 
-from reference import laplace
-from robust.random_networks import Spec, build, cover, inputs_of, specs
+from reference import brute_force, laplace
+from robust.random_layers import LAYERS, MUST_REFUSE
+from robust.random_networks import REFUSED_STEMS, STEMS, WRAPPERS, Spec, build, cover, inputs_of, specs
 from robust.support import untouched
 
 COUNT = int(os.environ.get("DNN2GP_FUZZ_NETWORKS", "60"))
@@ -40,7 +42,7 @@ TYPED = tuple(error for error in EXPECTED if error is not OSError)
 TESTS = 3
 
 
-# One network: what is asked, and what is expected -----------------------------------------------------------------------
+# One network: what is asked, and what is expected ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def doubled(inputs: object) -> object:
     return tuple(doubled(leaf) for leaf in inputs)
 
 
-# The comparison -----------------------------------------------------------------------------------------------------------
+# The comparison -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,11 @@ class Tolerance:
 
     def slope(self) -> float:
         """The outputs' share of the error of h(f) and of its derivative."""
-        return 1 + float(self.expected.mean.abs().max()) + float(self.expected.epistemic.abs().max() / self.prior)
+        return (
+            1
+            + float(self.expected.mean.abs().max())
+            + float(self.expected.epistemic.abs().max()) / max(self.prior, 1e-9)
+        )
 
 
 def rounding(question: Question, problem: laplace.Problem) -> float:
@@ -193,8 +199,8 @@ def rounding(question: Question, problem: laplace.Problem) -> float:
             (question.inputs, problem.J, problem.f),
             (question.test_inputs, problem.J_test, problem.f_test),
         ):
-            gaps.append(float((laplace.brute_force.jacobian(module, inputs).double() - J).norm() / (J.norm() + 1e-6)))
-            gaps.append(float((laplace.brute_force.outputs(module, inputs).double() - f).norm() / (f.norm() + 1e-6)))
+            gaps.append(float((brute_force.jacobian(module, inputs).double() - J).norm() / (J.norm() + 1e-6)))
+            gaps.append(float((brute_force.outputs(module, inputs).double() - f).norm() / (f.norm() + 1e-6)))
     return 30 * max(*gaps, 1e-6)
 
 
@@ -207,6 +213,8 @@ def compare(question: Question, gp: GaussianProcess) -> None:
         module = _trained(copy.deepcopy(question.module).double(), spec)
         own = laplace.kronecker(module, doubled(question.inputs), problem)
         precision = gp.posterior.precision.dense() if own is None else own
+        kept = laplace.structured(precision, "BlockDiagonal", problem.layers)
+        close("precision between layers", precision, kept, 0.0)
     else:
         precision = laplace.structured(matrix, spec.structure, problem.layers)
     expected = laplace.answers(problem, precision, question.case.mean, exact=spec.structure == "Dense")
@@ -251,3 +259,70 @@ def outcome(spec: Spec) -> str:
             return type(error).__name__
         compare(question, gp)
     return "agreed"
+
+
+# The test -------------------------------------------------------------------------------------------------------------
+
+
+class Table:
+    """How many networks became what, by kind of layer and by setting."""
+
+    def __init__(self) -> None:
+        self.total: Counter[str] = Counter()
+        self.rows: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def add(self, spec: Spec, became: str) -> None:
+        self.total["must be refused" if spec.must_be_refused else became] += 1
+        settings = [
+            spec.structure,
+            spec.inference or "any space",
+            spec.engine,
+            spec.expansion,
+            spec.subset or "all layers",
+        ]
+        case = Question.of(spec).case.id
+        for name in {*spec.kinds, *settings, case, "float64" if spec.double else "float32"}:
+            self.rows[name]["agreed" if became == "agreed" else "refused"] += 1
+
+    def __str__(self) -> str:
+        rows = [f"{name}: {row['agreed']} / {row['refused']}" for name, row in sorted(self.rows.items())]
+        return f"{self.total.total()} networks: {dict(self.total)}\nagreed / refused\n" + "\n".join(rows)
+
+
+def explicit(specs: list[Spec]) -> Callable[[Callable], Callable]:
+    """A decorator that makes hypothesis run these first."""
+
+    def decorate(test: Callable) -> Callable:
+        for spec in reversed(specs):
+            test = example(spec=spec)(test)
+        return test
+
+    return decorate
+
+
+@pytest.mark.slow
+def test_random_networks() -> None:
+    table, first = Table(), cover()
+
+    @settings(
+        max_examples=max(1, COUNT - len(first)),
+        derandomize=True,
+        database=None,
+        phases=[Phase.explicit, Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @explicit(first)
+    @given(spec=specs())
+    def every_network(spec: Spec) -> None:
+        note(f"seed {spec.seed}, the network is {build(spec)}")
+        became = outcome(spec)
+        assert not spec.must_be_refused or became in ("NetworkError", "InputError"), f"not refused, but {became}"
+        table.add(spec, became)
+
+    every_network()
+    print(table)
+    assert table.total["agreed"] > 0.9 * (table.total.total() - table.total["must be refused"])
+    never = [kind for kind in {*LAYERS, *STEMS, *WRAPPERS} - {""} if not table.rows[kind]["agreed"]]
+    assert not never, f"never agreed: {never}"
+    wrong = [kind for kind in {*MUST_REFUSE, *REFUSED_STEMS} if not table.rows[kind]["refused"]]
+    assert not wrong, f"never refused: {wrong}"

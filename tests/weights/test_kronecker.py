@@ -190,8 +190,8 @@ def test_weights_without_rules_have_one_block_for_each_layer():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.middle, self.last = Sine(3), nn.Linear(3, 2), Sine(2)
-            self.unused, self.too = Sine(2), Sine(3)
+            self.first, self.unused, self.middle = Sine(3), Sine(2), nn.Linear(3, 2)
+            self.last, self.too = Sine(2), Sine(3)
 
         def forward(self, x):
             return self.last(self.middle(self.first(x)))
@@ -199,15 +199,17 @@ def test_weights_without_rules_have_one_block_for_each_layer():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = Net().double()
-    x, y, deltas = randn(N, 3), randn(N, 2, seed=1), {"first": 1.0, "middle": 2.0, "last": 3.0, "unused": 4.0, "too": 5.0}
+    deltas = {"first": 1.0, "unused": 2.0, "middle": 3.0, "last": 4.0, "too": 5.0}
+    x, y = randn(N, 3), randn(N, 2, seed=1)
     found = convert(module, (x, y), GaussianLikelihood(1.0), deltas, structure=Kronecker()).posterior.precision.dense()
     J = brute_force.jacobian(module, x).flatten(0, 1)
     full = J.T @ J
     close(found[:3, :3], full[:3, :3] + torch.eye(3, dtype=torch.float64))
-    close(found[11:13, 11:13], full[11:13, 11:13] + 3 * torch.eye(2, dtype=torch.float64))
-    assert full[:3, 11:13].any()
-    assert not found[:3, 11:13].any()
-    close(found.diagonal()[13:], torch.tensor([4.0] * 2 + [5.0] * 3, dtype=torch.float64))
+    close(found[3:5, 3:5], 2 * torch.eye(2, dtype=torch.float64))
+    close(found[13:15, 13:15], full[13:15, 13:15] + 4 * torch.eye(2, dtype=torch.float64))
+    close(found[15:, 15:], 5 * torch.eye(3, dtype=torch.float64))
+    assert full[:3, 13:15].any()
+    assert not found[:3, 13:15].any()
 
 
 @pytest.mark.slow

@@ -326,13 +326,14 @@ def _unused(part: slice, like: Tensor) -> KroneckerFactors:
 
 def _gaps(covered: Sequence[slice], weights: Sequence[slice]) -> list[slice]:
     """The ranges of each weight tensor that no part covers."""
-    gaps, taken = [], sorted(covered, key=lambda part: part.start)
+    gaps = []
     for weight in weights:
+        own = [part for part in covered if part.start < weight.stop and weight.start < part.stop]
         place = weight.start
-        for part in taken:
-            if place < part.start < weight.stop:
+        for part in sorted(own, key=lambda part: part.start):
+            if place < part.start:
                 gaps.append(slice(place, part.start))
-            place = max(place, min(part.stop, weight.stop))
+            place = max(place, part.stop)
         if place < weight.stop:
             gaps.append(slice(place, weight.stop))
     return gaps

@@ -175,9 +175,7 @@ def gradients(
     stacks = [_Stack(len(cotangents), use, create_graph) for use, _ in uses]
     for position, cotangent in enumerate(cotangents):
         keep = create_graph or position < len(cotangents) - 1
-        found = backward(
-            outputs, edges, cotangent, retain_graph=keep, allow_unused=True, create_graph=create_graph
-        )
+        found = backward(outputs, edges, cotangent, retain_graph=keep, allow_unused=True, create_graph=create_graph)
         with torch.set_grad_enabled(create_graph):
             for stack, gradient in zip(stacks, found, strict=True):
                 if gradient is not None:
