@@ -12,7 +12,7 @@ SPEC := pyproject.toml constraints.txt
 COVERAGE_ARGS := $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-browser test-compat coverage lint format bench bench-optimizers tuning-table clean
+.PHONY: help demo test test-fast fuzz test-browser test-compat coverage lint format bench bench-optimizers tuning-table clean
 .NOTPARALLEL: # two pips in one environment would collide
 .DELETE_ON_ERROR:
 
@@ -28,6 +28,10 @@ test: $(VENV)/.installed-test ## run all tests (COVERAGE=1: with coverage)
 
 test-fast: $(VENV)/.installed-test ## run the tests that are not marked slow, for the loop of work
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not slow"
+
+fuzz: $(VENV)/.installed-test ## convert thousands of random networks and open thousands of damaged files
+	DNN2GP_FUZZ_NETWORKS=2000 DNN2GP_FUZZ_FILES=5000 $(BIN)/python -m pytest -s \
+		tests/robust/test_network_fuzzer.py tests/robust/test_file_fuzzer.py
 
 coverage: ## run all tests, and fail if too little of the code is covered
 	$(MAKE) test COVERAGE=1

@@ -45,7 +45,10 @@ are lost or added to those of the other."""
 
 
 def backward(
-    outputs: Tensor, wanted: Sequence[Tensor | GradientEdge], cotangents: Tensor | None = None, **options: bool
+    outputs: Tensor,
+    wanted: Sequence[Tensor] | Sequence[GradientEdge],
+    cotangents: Tensor | None = None,
+    **options: bool,
 ) -> tuple[Tensor | None, ...]:
     """torch.autograd.grad in the setting of the forward pass, parts of which checkpointing computes again here."""
     with differentiable_attention():
