@@ -172,7 +172,12 @@ def _factors(module: nn.Module, name: str, inputs, Lam: Tensor) -> tuple[Tensor,
     """A, G, and whether there is a bias; None if the layer is not called exactly once."""
     module = copy.deepcopy(module).eval()
     layer, calls = module.get_submodule(name), []
-    layer.register_forward_hook(lambda _, args, output: calls.append((args[0], output)))
+
+    def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        calls.append((args[0].detach().clone(), output))
+        return output.clone()  # which may be changed in place
+
+    layer.register_forward_hook(keep)
     A, G, pairs = torch.zeros(()), torch.zeros(()), 0
     for index in range(brute_force.length(inputs)):
         calls.clear()
@@ -181,7 +186,7 @@ def _factors(module: nn.Module, name: str, inputs, Lam: Tensor) -> tuple[Tensor,
             return None
         a, z = calls[0]
         rows = [torch.autograd.grad(fk, z, retain_graph=True, allow_unused=True)[0] for fk in f]
-        patches = _patches(layer, a.detach())
+        patches = _patches(layer, a)
         A = A + patches.T @ patches
         B = torch.stack([torch.zeros_like(z) if row is None else row for row in rows])
         B = B[:, 0].flatten(2) if isinstance(layer, nn.Conv2d) else B.reshape(len(f), -1, z.shape[-1]).mT

@@ -231,8 +231,7 @@ class PairNet(Net):
 
 
 def build(spec: Spec) -> nn.Module:
-    """The network, from the seed, in its dtype and mode, with a gradient that must be left alone."""
-    torch.manual_seed(spec.seed)
+    """The network by torch's generator, in its dtype and mode, with a gradient that must be left alone."""
     module = (PairNet if spec.stem in ("pair", "named") else Net)(spec)
     module = module.to(torch.float64 if spec.double else torch.float32).train(spec.training)
     for parameter in list(module.parameters())[:1]:
