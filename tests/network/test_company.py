@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dnn2gp import GaussianLikelihood, convert
+from dnn2gp.features import JacobianFeatures, LayerwiseFeatures
 from dnn2gp.network import Network
 from dnn2gp.support.errors import NetworkError
 
@@ -88,3 +89,18 @@ def test_independent_networks_are_accepted():
     torch.manual_seed(0)
     Network(Mixed(lambda h: h - h.mean(1, keepdim=True)).double(), data())
     Network(Mixed(torch.tanh).double(), data(1))
+
+
+@pytest.mark.parametrize("features", [LayerwiseFeatures, JacobianFeatures])
+@pytest.mark.parametrize("mix", ["less the first", "centred", "cumsum"])
+def test_outputs_that_hide_the_company(mix, features):
+    """Rounded outputs with the gradient of what was rounded: these differ, though the outputs are all the same."""
+
+    def hidden(h):
+        mixed = MIXES[mix](h) / 1e3
+        return mixed + (mixed.round() - mixed).detach()
+
+    torch.manual_seed(0)
+    x = data()
+    with pytest.raises(NetworkError, match="derivatives .* depend on the rest of the batch"):
+        convert(Mixed(hidden).double(), (x, x[:, :1]), GaussianLikelihood(1.0), 1.0, features=features)

@@ -61,6 +61,7 @@ class NetworkFeatures(FeatureMap):
         inputs = map_inputs(torch.Tensor.detach, inputs)
         if not self._first_gradient(inputs).any() and must_move:
             self._check_dependence(inputs)
+        self._check_company(inputs)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_weights} weights, {self.num_outputs} outputs)"
@@ -236,6 +237,25 @@ class NetworkFeatures(FeatureMap):
                 f"network: its outputs do not depend on its trainable weights in a differentiable way ({error}). "
                 "Look for (a) detach(), .data, no_grad or argmax in forward, (b) layers without a derivative."
             ) from error
+
+    @torch.inference_mode(False)
+    def _check_company(self, inputs: Inputs) -> None:
+        """Reject a network whose derivatives depend on the other examples, though its outputs hide it (by rounding).
+
+        Jᵀu of a few examples in one pass is compared with the sum of those of each example alone. Rounding may move a
+        few units of a large network across a kink, so the norms decide, with a share of 2e-5 (float32: 8e-3).
+        """
+        few = take(inputs, slice(0, 3))
+        count = num_examples(few)
+        cotangents, _ = probe_vectors(self.anchor, count, self.num_outputs)
+        together = pulled(self.network, self.anchor, few, cotangents)
+        alone = torch.stack([self._pulled_plainly(few, cotangents, one) for one in range(count)])
+        gap, size = (together - alone.sum(0)).norm(), alone.flatten(1).norm(dim=1).sum()
+        if gap > torch.finfo(gap.dtype).eps ** 0.3 * size:
+            raise NetworkError(
+                "network: the derivatives of the output for one example depend on the rest of the batch, although the "
+                "outputs do not. Look for forward code that mixes examples, such as x.mean(0) or x - x[:1]."
+            )
 
     def _check_dependence(self, inputs: Inputs) -> None:
         """Reject a network whose outputs do not depend on any weight (rounding in forward, dead units)."""
