@@ -102,5 +102,5 @@ def test_outputs_that_hide_the_company(mix, features):
 
     torch.manual_seed(0)
     x = data()
-    with pytest.raises(NetworkError, match="derivatives .* depend on the rest of the batch"):
+    with pytest.raises(NetworkError, match=r"derivatives .* depend on the rest of the batch"):
         convert(Mixed(hidden).double(), (x, x[:, :1]), GaussianLikelihood(1.0), 1.0, features=features)
