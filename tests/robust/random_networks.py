@@ -199,8 +199,14 @@ class Spec:
         return [self.stem, *(kind for kind, _ in self.layers), *wrappers, f"readout: {self.readout}"]
 
     @property
-    def must_be_refused(self) -> bool:
+    def has_refused_kind(self) -> bool:
+        """Whether it has a part that is refused, unless other layers hide it (a sign, a constant)."""
         return self.stem in REFUSED_STEMS or any(kind in MUST_REFUSE for kind, _ in self.layers)
+
+    @property
+    def must_be_refused(self) -> bool:
+        """Whether it has such a part, and nothing that could hide it."""
+        return self.stem in REFUSED_STEMS or (self.has_refused_kind and self.stem == "vector" and len(self.layers) == 1)
 
 
 class Net(nn.Module):
@@ -273,7 +279,7 @@ def sensible(spec: Spec) -> Spec:
         changes["inference"] = "weight"
     if spec.structure == "Kronecker":
         changes.update(engine="layerwise", expansion="gauss_newton")
-    if spec.must_be_refused:
+    if spec.has_refused_kind:
         kept = tuple((kind, "" if wrapper == "all frozen" else wrapper) for kind, wrapper in spec.layers)
         changes.update(examples=5, subset="", layers=kept)
     if spec.readout == "first features":
@@ -319,6 +325,6 @@ def cover(rounds: int = 1) -> list[Spec]:
         for position, name in enumerate([*MUST_REFUSE, *REFUSED_STEMS]):
             options = {key: random.choice(values) for key, values in OPTIONS.items()}
             stem = name if name in REFUSED_STEMS else "vector"
-            layers = (("Linear", ""), (name if name in MUST_REFUSE else "dropout", ""))
+            layers = ((name if name in MUST_REFUSE else "dropout", ""),)
             found.append(sensible(Spec(stem=stem, layers=layers, seed=position, likelihood=position, **options)))
     return found
