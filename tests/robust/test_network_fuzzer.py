@@ -33,7 +33,7 @@ from dnn2gp.support.errors import EXPECTED
 from dnn2gp.weights import Expansion
 
 from reference import brute_force, laplace
-from robust.random_layers import LAYERS, MUST_REFUSE
+from robust.random_layers import CONVOLUTIONS, DENSE, ELEMENTWISE, LAYERS, MUST_REFUSE
 from robust.random_networks import REFUSED_STEMS, STEMS, WRAPPERS, Spec, build, cover, inputs_of, specs
 from robust.support import untouched
 
@@ -217,9 +217,10 @@ def posterior_precision(question: Question, problem: laplace.Problem, gp: Gaussi
         matrix = problem.ggn(empirical=spec.expansion == "empirical_fisher") + torch.diag(problem.delta)
         return laplace.structured(matrix, spec.structure, problem.layers)
     module = _trained(copy.deepcopy(question.module).double(), spec)
-    own = laplace.kronecker(module, doubled(question.inputs), problem)
-    if own is not None:
-        return own
+    if all(kind in {**CONVOLUTIONS, **DENSE, **ELEMENTWISE} for kind, _ in spec.layers):
+        own = laplace.kronecker(module, doubled(question.inputs), problem)
+        if own is not None:
+            return own
     given = gp.posterior.precision.dense()
     close("precision between layers", given, laplace.structured(given, "BlockDiagonal", problem.layers), 0.0)
     return given
