@@ -217,7 +217,8 @@ def posterior_precision(question: Question, problem: laplace.Problem, gp: Gaussi
         matrix = problem.ggn(empirical=spec.expansion == "empirical_fisher") + torch.diag(problem.delta)
         return laplace.structured(matrix, spec.structure, problem.layers)
     module = _trained(copy.deepcopy(question.module).double(), spec)
-    if all(kind in {**CONVOLUTIONS, **DENSE, **ELEMENTWISE} for kind, _ in spec.layers):
+    plain = {**CONVOLUTIONS, **DENSE, **ELEMENTWISE}
+    if spec.subset or all(kind in plain for kind, _ in spec.layers):
         own = laplace.kronecker(module, doubled(question.inputs), problem)
         if own is not None:
             return own
