@@ -16,6 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -65,7 +66,8 @@ def measured(
     cell: Cell, call: str, budget: float, file: Path, by: Callable[[Callable[[], object]], int]
 ) -> Measurement:
     """The peak of a call, or the error that it raised; a GP is kept in the file."""
-    run(cell, call, 2000 * MB, file.with_name("tiny"), tiny=True)()  # a fork begins without the pages of its libraries
+    with suppress(MemoryBudgetError):
+        run(cell, call, 2000 * MB, file.with_name("tiny"), tiny=True)()  # a fork begins without its libraries' pages
     _use_libraries()
     work, kept = run(cell, call, budget, file), []
 
