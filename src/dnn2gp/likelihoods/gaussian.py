@@ -108,6 +108,10 @@ class GaussianLikelihood(Likelihood):
         """Whether σ is N × 1 or N × K."""
         return self.sigma.ndim == 2
 
+    def scaled(self, factor: float) -> GaussianLikelihood:
+        """Noise with standard deviation `factor` · σ; the likelihood itself for a factor of 1 or an open σ."""
+        return self if factor == 1 or self.is_open else GaussianLikelihood(factor * self.sigma)
+
     def detached(self) -> GaussianLikelihood:
         """The same σ, outside of any graph."""
         return GaussianLikelihood(self.sigma.detach()) if self.sigma.requires_grad else self

@@ -1,0 +1,56 @@
+"""The calibration of a GP: what f and the noise are multiplied with before anything is said about y."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, nan
+from numbers import Real
+from typing import final
+
+from dnn2gp.likelihoods import ClassificationLikelihood, GaussianLikelihood, Likelihood
+from dnn2gp.support.errors import InputError
+from dnn2gp.support.numbers import as_float, positive_number
+
+
+@final
+@dataclass(frozen=True)
+class Calibration:
+    """f ~ N(m/τ, a V/τ²) in place of the posterior N(m, V), and noise with standard deviation s σ in place of σ."""
+
+    scale: float = 1.0
+    """a ≥ 0, the factor of the covariance of f. With 0, predictions are those of the posterior mean."""
+    temperature: float = 1.0
+    """τ > 0, by which f is divided; for classification."""
+    noise: float = 1.0
+    """s > 0, the factor of the standard deviation of the noise; for a Gaussian likelihood."""
+
+    def __post_init__(self) -> None:
+        """Store the numbers as floats, if they are finite and in range."""
+        scale = as_float(self.scale) if isinstance(self.scale, Real) and not isinstance(self.scale, bool) else nan
+        if not 0 <= scale < inf:
+            raise InputError(f"scale: expected a finite number ≥ 0; got {self.scale!r}.")
+        object.__setattr__(self, "scale", scale)
+        for name in ("temperature", "noise"):
+            object.__setattr__(self, name, positive_number(name, getattr(self, name)))
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether it changes nothing."""
+        return self.scale == self.temperature == self.noise == 1
+
+    def applied_to(self, likelihood: Likelihood) -> Likelihood:
+        """The likelihood with its noise calibrated: itself, unless it is Gaussian and s ≠ 1.
+
+        A temperature belongs to classification and a factor of the noise to Gaussian noise; for others they are errors.
+        """
+        if self.temperature != 1 and not isinstance(likelihood, ClassificationLikelihood):
+            raise InputError(
+                f"temperature: expected 1 for {type(likelihood).__name__}; got {self.temperature}. A temperature "
+                "divides logits: leave it out for likelihoods other than those for classification."
+            )
+        if self.noise != 1 and not isinstance(likelihood, GaussianLikelihood):
+            raise InputError(
+                f"noise: expected 1 for {type(likelihood).__name__}; got {self.noise}. Only a GaussianLikelihood has a "
+                "noise to scale."
+            )
+        return likelihood.scaled(self.noise) if isinstance(likelihood, GaussianLikelihood) else likelihood
