@@ -18,7 +18,7 @@ from dnn2gp.inference.quasi_random import average_over_points, principal_root
 from dnn2gp.likelihoods import BernoulliLikelihood, CategoricalLikelihood, GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import NotPositiveDefiniteError
 
-POINTS = 1024
+POINTS = 2048
 """Points for averages in two and more dimensions."""
 
 Number: TypeAlias = "float | Float[Tensor, '']"
@@ -108,19 +108,16 @@ class SoftmaxAverages(ClassAverages):
             return self._log_pair().gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
         def value(f: Tensor, part: slice) -> tuple[Tensor, ...]:
-            label = targets[part].view(-1, 1, 1).expand(-1, f.shape[1], 1)
-            own = f.gather(-1, label).squeeze(-1) - f.logsumexp(-1)
-            return (own.logsumexp(1) - math.log(f.shape[1]),)
+            label = targets[part].view(-1, 1, 1).expand(-1, 1, f.shape[2])
+            own = f.log_softmax(1).gather(1, label).squeeze(1)
+            return (own.logsumexp(1) - math.log(f.shape[2]),)
 
         return average_over_points(value, self.mean, self.root, self.num_points)[0]
 
     def probabilities(self) -> Float[Tensor, "N K"]:
         if self.mean.shape[1] == 2:
             return self._log_pair().exp()
-        (average,) = average_over_points(
-            lambda f, _: (f.softmax(-1).mean(1),), self.mean, self.root, self.num_points
-        )
-        return average
+        return average_over_points(lambda f, _: (f.softmax(1).mean(2),), self.mean, self.root, self.num_points)[0]
 
     def entropies(self) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
         if self.mean.shape[1] == 2:
@@ -128,12 +125,12 @@ class SoftmaxAverages(ClassAverages):
             return -(log_p.exp() * log_p).sum(-1), average_entropy(*self._gap()).squeeze(-1)
 
         def value(f: Tensor, _: slice) -> tuple[Tensor, ...]:
-            p = f.softmax(-1)
-            of_average = torch.special.entr(p.mean(1)).sum(-1)
-            return of_average, torch.special.entr(p).sum(-1).mean(1)
+            log_p = f.log_softmax(1)
+            p = log_p.exp()
+            return entropy(p.mean(2)), -(p * log_p).sum(1).mean(1)
 
-        entropy, expected = average_over_points(value, self.mean, self.root, self.num_points)
-        return entropy, expected
+        of_average, expected = average_over_points(value, self.mean, self.root, self.num_points)
+        return of_average, expected
 
     def _gap(self) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N 1"]]:
         """Mean and variance of f₁ − f₀."""
@@ -171,8 +168,8 @@ class SigmoidAverages(ClassAverages):
     def entropies(self) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N K"]]:
         variance = self._variance()
         both = [log_average_sigmoid(sign * self.mean, variance) for sign in (1, -1)]
-        entropy = -(both[0].exp() * both[0] + both[1].exp() * both[1])
-        return entropy, average_entropy(self.mean, variance)
+        of_average = -(both[0].exp() * both[0] + both[1].exp() * both[1])
+        return of_average, average_entropy(self.mean, variance)
 
     def _variance(self) -> Float[Tensor, "N K"]:
         return self.root.square().sum(-1)
@@ -224,11 +221,17 @@ class GeneralAverages(Averages):
             return log_average_line(self.likelihood, self.mean, self.root.squeeze(-1), targets)
 
         def value(f: Tensor, part: slice) -> tuple[Tensor, ...]:
-            repeated = targets[part].repeat_interleave(f.shape[1], 0)
-            each = self.likelihood.log_prob(f.flatten(0, 1), repeated).unflatten(0, f.shape[:2])
-            return (each.logsumexp(1) - math.log(f.shape[1]),)
+            rows, repeated = f.mT.flatten(0, 1), targets[part].repeat_interleave(f.shape[2], 0)
+            each = self.likelihood.log_prob(rows, repeated).unflatten(0, (-1, f.shape[2]))
+            return (each.logsumexp(1) - math.log(f.shape[2]),)
 
         return average_over_points(value, self.mean, self.root, self.num_points)[0]
+
+
+def entropy(probabilities: Float[Tensor, "N K"]) -> Float[Tensor, " N"]:
+    """−Σ_k p_k log p_k, in nats; gradients stay finite where a probability underflows to 0."""
+    kept = torch.where(probabilities > 0, probabilities, 1)
+    return -(kept * kept.log()).sum(-1)
 
 
 @lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dnn2gp.likelihoods import Likelihood
 
-_NODES = 161
+_NODES = 321
 _REACH = 9.0
 """The integrand falls by e^{−δ²/2} or more at a distance δ of z from its maximum: 9 is beyond rounding."""
 

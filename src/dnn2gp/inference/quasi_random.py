@@ -14,8 +14,8 @@ from torch.quasirandom import SobolEngine
 
 from dnn2gp.support.errors import NotPositiveDefiniteError
 
-CHUNK = 2**22
-"""How many numbers are held at once for the points of a chunk of inputs."""
+CHUNK = 2**18
+"""How many values of f are held at once: few enough to stay in a cache."""
 
 
 @lru_cache(maxsize=8)
@@ -73,14 +73,14 @@ def _check_values(values: Float[Tensor, "N D"], floor: Float[Tensor, "N 1"]) -> 
 
 
 def average_over_points(
-    value: Callable[[Float[Tensor, "M S K"], slice], tuple[Tensor, ...]],
+    value: Callable[[Float[Tensor, "M K S"], slice], tuple[Tensor, ...]],
     mean: Float[Tensor, "N K"],
     root: Float[Tensor, "N K D"],
     count: int,
 ) -> tuple[Tensor, ...]:
     """What `value` returns for f = m + R z at all points of a chunk of inputs, for all inputs."""
     points = normal_points(count, root.shape[-1]).to(root.device)
-    parts = [value(mean[part].unsqueeze(1) + points @ root[part].mT, part) for part in _chunks(mean, count)]
+    parts = [value(mean[part].unsqueeze(2) + root[part] @ points.mT, part) for part in _chunks(mean, count)]
     return tuple(torch.cat(each) for each in zip(*parts, strict=True))
 
 
