@@ -95,7 +95,7 @@ def evidence(posterior: Posterior) -> Evidence:
     log_likelihood = model.expansion.log_likelihood.item()
     penalty = 0.5 * model.prior.squared_distance(model.expansion.anchor).item()
     complexity = 0.5 * posterior.log_det_ratio().item()
-    if model.expansion.quadratic and posterior.exact:  # with a small noise, the terms are large and nearly cancel
+    if model.expansion.quadratic and posterior.moves:  # with a small noise, the terms are large and nearly cancel
         linear = model.expansion.site_constant() - complexity - 0.5 * posterior.least_squares[1]
     else:
         linear = log_likelihood - penalty - complexity + 0.5 * (model.gradient @ posterior.step).item()

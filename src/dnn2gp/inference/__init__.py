@@ -10,7 +10,10 @@ from dnn2gp.inference.choice import choose, costs
 from dnn2gp.inference.evidence_parts import Decomposition, GroupedTerms, Groups
 from dnn2gp.inference.function_space import FunctionSpace
 from dnn2gp.inference.kernel import Kernel
+from dnn2gp.inference.leave_one_out import LeftOut, left_out
 from dnn2gp.inference.linear_model import LinearModel
+from dnn2gp.inference.linearised_mode import linearised_mode
+from dnn2gp.inference.mean import GaussNewtonStep, LinearisedMode, Mean, NetworkOutput
 from dnn2gp.inference.predictive import Latent, Predictive
 from dnn2gp.inference.weight_space import WeightSpace
 
@@ -19,15 +22,22 @@ __all__ = [
     "Cost",
     "Decomposition",
     "FunctionSpace",
+    "GaussNewtonStep",
     "GroupedTerms",
     "Groups",
     "Inference",
     "Kernel",
     "Latent",
+    "LeftOut",
     "LinearModel",
+    "LinearisedMode",
+    "Mean",
+    "NetworkOutput",
     "Posterior",
     "Predictive",
     "WeightSpace",
     "choose",
     "costs",
+    "left_out",
+    "linearised_mode",
 ]

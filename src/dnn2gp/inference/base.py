@@ -109,6 +109,11 @@ class Posterior(ABC):
         """Whether mean and covariance are those of the linear model rather than an approximation of them."""
         return True
 
+    @property
+    def moves(self) -> bool:
+        """Whether the mean is one Gauss-Newton step away from the anchor, rather than at the centre of the model."""
+        return self.exact and self.model.centre is None
+
     @abstractmethod
     def covariance_matmul(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
         """Σ̃ v, in float64."""
@@ -156,9 +161,10 @@ class Posterior(ABC):
     def step(self) -> Float[Tensor, " P"]:
         """w − μ = Σ̃ ∇ℓ̄(w), the Gauss-Newton step from the anchor to the posterior mean, in float64.
 
-        Zero for an approximation: its Σ̃ gives no Gauss-Newton step, so the mean stays at the anchor as in Eq. (4).
+        Zero if the model has a centre of its own, and for an approximation: its Σ̃ gives no Gauss-Newton step, so the
+        mean stays at the anchor as in Eq. (4).
         """
-        if not self.exact:
+        if not self.moves:
             return torch.zeros_like(self.model.expansion.anchor, dtype=torch.float64)
         if self.model.expansion.quadratic:
             return self.least_squares[0]
@@ -184,8 +190,10 @@ class Posterior(ABC):
 
     @cached_property
     def mean(self) -> Float[Tensor, " P"]:
-        """μ = w − Σ̃ ∇ℓ̄(w)."""
-        anchor = self.model.expansion.anchor
+        """μ = w − Σ̃ ∇ℓ̄(w), or w + c if the model has a centre c."""
+        anchor, centre = self.model.expansion.anchor, self.model.centre
+        if centre is not None:
+            return (self.model.expansion.features.anchor.double() + centre).to(anchor.dtype)
         return (anchor.double() - self.step).to(anchor.dtype)
 
     def gaussian(self) -> Gaussian:
@@ -194,15 +202,26 @@ class Posterior(ABC):
 
     def latent(self, features: FeatureMap, inputs: Inputs) -> Latent:
         """Outputs, shift and covariance of f at each input, from one pass over the inputs, one chunk at a time."""
-        step, parts, size = self.step[:, None], JoinedLatent(num_examples(inputs)), self.chunk(features, inputs)
+        parts, size = JoinedLatent(num_examples(inputs)), self.chunk(features, inputs)
         returning = Returning(features.budget())
         for part in track(list(chunks(num_examples(inputs), size)), "predictions"):
             returning.between()
             outputs, factors = features.outputs_and_factors(take(inputs, part))
-            shift = -factors.push(step)[..., 0] if self.exact else torch.zeros_like(outputs)
+            outputs, shift = self._centred(outputs, factors)
             parts.add(part, Latent(outputs, shift, self.marginal(factors)))
             del outputs, factors, shift
         return parts.result()
+
+    def _centred(
+        self, outputs: Float[Tensor, "n K"], factors: Factors
+    ) -> tuple[Float[Tensor, "n K"], Float[Tensor, "n K"]]:
+        """The outputs about which predictions expand h, and how far the mean of f is from them."""
+        if self.moves:
+            return outputs, -factors.push(self.step[:, None])[..., 0]
+        centre = self.model.centre
+        if centre is not None and bool(centre.any()):
+            outputs = outputs + factors.to(torch.float64).push(centre[:, None])[..., 0].to(outputs.dtype)
+        return outputs, torch.zeros_like(outputs)
 
     def chunk(self, features: FeatureMap, inputs: Inputs) -> int:
         """The number of test inputs at a time in `latent`; by default from the measured memory of `marginal`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
 
@@ -175,7 +175,7 @@ class FunctionSpacePosterior(Posterior):
         _require(expansion, old_size + new_size)
         cross = torch.cat([self.sites.cross(block).flatten(0, 1) for _, block in new.blocks()])
         joined = self.model.expansion.joined(expansion)
-        model = LinearModel(joined, self.model.prior)
+        model = replace(self.model, expansion=joined)
         gram = new.gram()
         norm = gram.norm().item() + self.factor.square().sum().item()
         if _decompose(model, norm):

@@ -44,6 +44,9 @@ class LinearModel:
     prior: Gaussian
     of_step: bool = False
     """Whether it is that of a training step (Theorem 2) rather than of a minimum."""
+    centre: Float[Tensor, " P"] | None = None
+    """c in float64, if predictions are centred at f_w(x) + J(x)c and the weights at w + c (`NetworkOutput` and
+    `LinearisedMode`); None if they are centred at the posterior mean, one Gauss-Newton step from the anchor."""
 
     def __post_init__(self) -> None:
         """Check that the prior and the features have the same weights."""

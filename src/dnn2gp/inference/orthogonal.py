@@ -11,7 +11,7 @@ decomposition of [Φ; I] or [Φᵀ; I] loses only those below ε‖Φ‖, becaus
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
 
@@ -271,7 +271,7 @@ class SiteBasisPosterior(Posterior):
 
     def conditioned(self, expansion: Expansion) -> Posterior:
         """Computed again with all the data."""
-        return self.method.infer(LinearModel(self.model.expansion.joined(expansion), self.model.prior))
+        return self.method.infer(replace(self.model, expansion=self.model.expansion.joined(expansion)))
 
     def state(self) -> dict[str, Tensor]:
         """Q and Rᵀ."""

@@ -142,7 +142,7 @@ class WeightSpacePosterior(Posterior):
         precision = self._precision.structure.posterior_precision(
             self._precision, expansion.features, expansion.inputs, expansion.root
         )
-        model = LinearModel(self.model.expansion.joined(expansion), self.model.prior)
+        model = replace(self.model, expansion=self.model.expansion.joined(expansion))
         return _accurate(WeightSpacePosterior(self.method, model, precision), model)
 
     def state(self) -> dict[str, Tensor]:

@@ -34,6 +34,10 @@ class DivergedError(ArithmeticError):
     """A training step whose loss or weights are not finite; the state before the step is kept."""
 
 
+class NotConvergedError(ArithmeticError):
+    """An iteration that did not reach its accuracy; the message says how far it came, and what to change."""
+
+
 class OtherWorkError(InputError):
     """A results folder that was computed with different settings."""
 
@@ -54,6 +58,7 @@ EXPECTED = (
     IllConditionedError,
     MemoryBudgetError,
     DivergedError,
+    NotConvergedError,
     FileFormatError,
     MissingExtraError,
     OSError,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import log, pi
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dnn2gp.features import FeatureMap, GradientFeatures, NetworkFeatures, StackedFeatures
@@ -35,6 +35,10 @@ class Expansion:
     log_likelihood: Float[Tensor, ""]
     quadratic: bool
     """Whether the loss is quadratic in f (Gaussian), so that the linear model's evidence is that of a regression."""
+    targets: Shaped[Tensor, "N ..."] | None = None
+    """y, with which the sites can be expanded at other outputs; None in files of earlier releases."""
+    moved: Float[Tensor, " P"] | None = None
+    """θ − w in float64, if the sites are those of the linearised network f_w + J(θ − w) at θ (`relinearised`)."""
 
     @staticmethod
     def gauss_newton(features: NetworkFeatures, inputs: Inputs, targets: Tensor, likelihood: Likelihood) -> Expansion:
@@ -48,6 +52,7 @@ class Expansion:
             anchor=features.anchor,
             log_likelihood=likelihood.log_prob(outputs.double(), _double(targets)).sum(),
             quadratic=isinstance(likelihood, GaussianLikelihood),
+            targets=targets,
         )
 
     @staticmethod
@@ -99,6 +104,27 @@ class Expansion:
     def anchored(self, anchor: Float[Tensor, " P"]) -> Expansion:
         """The same features, residual and D at another anchor: ỹ = J a − Λ⁻¹ r (Theorem 2: a = μ_t, J at samples)."""
         return replace(self, anchor=anchor)
+
+    def relinearised(
+        self, likelihood: Likelihood, outputs: Float[Tensor, "N K"], moved: Float[Tensor, " P"]
+    ) -> Expansion:
+        """The sites of the linearised network at θ = w + `moved`: r and Λ at the outputs f_w + J(θ − w), J still at w.
+
+        The linear model of these sites is a second-order expansion of the loss of the linearised network,
+        Σᵢ ℓ(yᵢ, f_w(xᵢ) + Jᵢ(θ − w)), about θ.
+        """
+        assert self.targets is not None
+        dtype, targets = self.residual.dtype, self.targets
+        residual = _finite(likelihood.residual(outputs, targets), "residual r = ∂ℓ/∂f", outputs)
+        root = _finite(likelihood.noise_precision_root(outputs, targets), "root S of Λ = ∂²ℓ/∂f²", outputs)
+        return replace(
+            self,
+            residual=residual.to(dtype),
+            root=root.to(dtype),
+            anchor=(self.features.anchor.double() + moved).to(self.anchor.dtype),
+            log_likelihood=likelihood.log_prob(outputs.double(), _double(targets)).sum(),
+            moved=moved,
+        )
 
     def weighted(self, weight: float) -> Expansion:
         """The loss times a number c > 0: residual c r, precision c D.
@@ -161,6 +187,9 @@ class Expansion:
             root=torch.cat([self.root, other.root]),
             log_likelihood=self.log_likelihood + other.log_likelihood,
             quadratic=self.quadratic and other.quadratic,
+            targets=None
+            if self.targets is None or other.targets is None
+            else torch.cat([self.targets, other.targets.to(self.targets.dtype)]),
         )
 
 
