@@ -10,16 +10,17 @@ from typing import Any, final
 
 from dnn2gp.evidence.tuning_result import EVIDENCE, TuningResult
 from dnn2gp.inference import Inference
+from dnn2gp.inference.calibration import Calibration
 from dnn2gp.support.choice import Choice
-from dnn2gp.support.errors import FileFormatError
+from dnn2gp.support.errors import FileFormatError, InputError
 from dnn2gp.support.json_text import short
 from dnn2gp.support.tensor_file import CHECKSUMS
 from dnn2gp.weights.structures import Structure
 
-FORMAT_VERSION = 3
-_READABLE = (1, 2, 3)
+FORMAT_VERSION = 4
+_READABLE = (1, 2, 3, 4)
 _KEYS = {"format", "dnn2gp", "likelihood", "trainable", "inputs", "features", "quadratic", "prior", "inference"}
-_OPTIONAL = {"tuning", CHECKSUMS}
+_OPTIONAL = {"tuning", "calibration", CHECKSUMS}
 
 
 @final
@@ -37,6 +38,7 @@ class Header:
     prior: Structure
     inference: Inference
     tuning: TuningResult | None
+    calibration: Calibration
 
     @staticmethod
     def decoded(path: Path, header: Mapping[str, Any]) -> Header:
@@ -61,6 +63,7 @@ class Header:
             _choice(path, header, "prior", Structure),
             _choice(path, header, "inference", Inference),
             _tuning(path, header),
+            _calibration(path, header),
         )
 
 
@@ -118,6 +121,15 @@ def _tuning(path: Path, header: Mapping[str, Any]) -> TuningResult | None:
     if not valid or not texts or not _settings(state.get("best")) or not isinstance(state.get("converged"), bool):
         raise _unknown(path, header, "tuning")
     return TuningResult.from_state(state, f"{path}: tuning")
+
+
+def _calibration(path: Path, header: Mapping[str, Any]) -> Calibration:
+    """The calibration by the names of its numbers; before format 4, there was none."""
+    state = header.get("calibration", {})
+    try:
+        return Calibration(**state)
+    except (TypeError, InputError) as error:
+        raise _unknown(path, header, "calibration", f" ({short(str(error))})") from error
 
 
 def _settings(value: object) -> bool:

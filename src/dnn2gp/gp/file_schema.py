@@ -151,9 +151,21 @@ class Schema:
             "expansion/root": Spec(root, dtypes),
             "expansion/log_likelihood": Spec(()),
         }
+        if self.header.features == "jacobian":
+            expected |= {
+                "expansion/targets": self._targets(),
+                "model/moved": Spec((P,), optional=True),
+                "model/centre": Spec((P,), optional=True),
+            }
         if self.header.features == "step":
             expected |= {"step/anchor": Spec((P,), dtypes), "step/samples": Spec((self.num_samples, P), dtypes)}
         return expected
+
+    def _targets(self) -> Spec:
+        """One row of targets for each example; files of earlier releases have none."""
+        found = self.entries.get("expansion/targets")
+        axes = 0 if found is None else max(0, len(found.shape) - 1)
+        return Spec((self.num_examples, *[None] * axes), (*_FLOATS, torch.int64), optional=True)
 
     def _input(self, name: str) -> Spec:
         """One tensor of the inputs: N examples of any shape, in the dtype of the weights if they are floats."""

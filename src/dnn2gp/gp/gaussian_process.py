@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
 
@@ -16,8 +16,24 @@ from dnn2gp.evidence.spectrum import Spectrum
 from dnn2gp.evidence.terms import Evidence, EvidenceGradient, evidence, evidence_gradient
 from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.features import AveragedFeatures, NetworkFeatures, StackedFeatures
+from dnn2gp.gp.calibrate import calibration_for
 from dnn2gp.gp.function_samples import FunctionSamples
-from dnn2gp.inference import AveragedPredictive, Cost, Kernel, LinearModel, Posterior, Predictive, costs
+from dnn2gp.gp.leave_one_out import LeaveOneOut, leave_one_out, warn_unless_valid
+from dnn2gp.inference import (
+    AveragedPredictive,
+    Cost,
+    GaussNewtonStep,
+    Kernel,
+    LinearisedMode,
+    LinearModel,
+    Mean,
+    NetworkOutput,
+    Posterior,
+    Predictive,
+    costs,
+    linearised_mode,
+)
+from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.anomalies import anomalies_explained
@@ -44,6 +60,8 @@ class GaussianProcess:
     likelihood: Likelihood
     tuning: TuningResult | None = None
     """How δ (and σ) were chosen by the evidence, with the curves; None if they were given."""
+    calibration: Calibration = NONE
+    """The scale a of the covariance and the temperature τ (or factor of the noise): 1 for the exact GP."""
 
     def __repr__(self) -> str:
         """One line with the sizes, the likelihood and the posterior."""
@@ -51,7 +69,10 @@ class GaussianProcess:
         sizes = (
             f"{expansion.num_examples} examples, {self.network.num_outputs} outputs, {self.network.num_weights} weights"
         )
-        return f"GaussianProcess({sizes}; {type(self.likelihood).__name__}; {self.inference.description})"
+        parts = [sizes, type(self.likelihood).__name__, self.inference.description, f"mean: {self.centre.name}"]
+        if not self.calibration.is_identity:
+            parts.append(str(self.calibration))
+        return f"GaussianProcess({'; '.join(parts)})"
 
     @property
     def network(self) -> Network:
@@ -62,6 +83,18 @@ class GaussianProcess:
     def model(self) -> LinearModel:
         """The linear model of step B."""
         return self.inference.model
+
+    @property
+    def centre(self) -> Mean:
+        """Which function predictions are centred at."""
+        expansion, centre = self.model.expansion, self.model.centre
+        if centre is None:
+            exact = expansion.quadratic and self.inference.exact
+            return LinearisedMode() if exact and not self.model.of_step else GaussNewtonStep()
+        at_mode = expansion.moved is not None
+        if at_mode and torch.equal(centre, expansion.moved):
+            return LinearisedMode()
+        return NetworkOutput(sites_at_mode=at_mode)
 
     @property
     def prior(self) -> Gaussian:
@@ -89,14 +122,15 @@ class GaussianProcess:
         return self._linear(inputs, self.inference.mean)
 
     def covariance(self, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
-        """Cov(f(x), f(x') | D̃) = J(x) Σ̃ J(x')ᵀ, jointly over all inputs."""
+        """Cov(f(x), f(x') | D̃) = a J(x) Σ̃ J(x')ᵀ / τ², jointly over all inputs; a = τ = 1 for the exact GP."""
         inputs = self._checked(inputs)
         other = None if other is None else self._checked(other)
         found = self.inference.covariance(self.features, inputs, other).to(self.features.anchor.dtype)
         if self.num_maps > 1:
             K = self.network.num_outputs
             found = found.unflatten(3, (-1, K)).mean(3).unflatten(1, (-1, K)).mean(1)
-        return found
+        calibration = self.calibration
+        return found if calibration.is_identity else found * (calibration.scale / calibration.temperature**2)
 
     @property
     def num_maps(self) -> int:
@@ -118,13 +152,37 @@ class GaussianProcess:
             shift=latent.shift,
             latent_covariance=latent.covariance,
             noise_known=likelihood is not None or not self.likelihood.per_example,
+            calibration=self.calibration,
         )
+
+    def leave_one_out(self) -> LeaveOneOut:
+        """The prediction of each training example by the GP of all others, in closed form.
+
+        Exact for a Gaussian likelihood. For others it is exact to first order, at a minimum of the loss or at the mode
+        of the linearised network: `convert` with `LinearisedMode()`, or with `NetworkOutput(sites_at_mode=True)`.
+        """
+        if self.model.expansion.moved is None and not self.model.expansion.quadratic:
+            warn_unless_valid(self)
+        return leave_one_out(self)
+
+    def calibrated(self, validation: object = None) -> GaussianProcess:
+        """The same GP with the calibration that predicts best: a and τ for classification, a and σ for regression.
+
+        Args:
+            validation: Data that the network was not trained on, which decides if given; temperature scaling is the
+                special case a = 0. Without it, leave-one-out decides, which cannot see what the features of the
+                network have memorised of the training data.
+        """
+        return replace(self, calibration=calibration_for(self, validation))
 
     def sample_functions(self, num_samples: int, generator: torch.Generator | None = None) -> FunctionSamples:
         """Functions drawn from the posterior, which can be evaluated anywhere and as often as needed."""
         num_samples = whole_number("num_samples", num_samples)
         weights = self.inference.sample_weights(num_samples, generator)
-        return FunctionSamples(self.features, weights, self.model.expansion.anchor)
+        mean, scale = self.inference.mean, self.calibration.scale
+        weights = weights if scale == 1 else mean + scale**0.5 * (weights - mean)
+        anchor = self.model.expansion.anchor if self.model.centre is None else self.features.anchor
+        return FunctionSamples(self.features, weights, anchor, self.calibration.temperature)
 
     def condition(self, data: object, likelihood: Likelihood | None = None) -> GaussianProcess:
         """The GP given more data, without retraining: p(f | D̃, D̃') with D̃' expanded at the same weights."""
@@ -140,6 +198,11 @@ class GaussianProcess:
                 "condition: expected the GP of a trained network; got that of a training step, in which each "
                 "example counts β N / M times. Convert the network, and condition that GP."
             )
+        if isinstance(self.centre, NetworkOutput) and not self.centre.sites_at_mode:
+            raise InputError(
+                "condition: expected a GP whose mean moves with new targets; got one with mean=NetworkOutput(). "
+                "Convert with mean=LinearisedMode(), or with NetworkOutput(sites_at_mode=True)."
+            )
         extra = read_data(data)
         inputs = self.network.check_inputs(extra.inputs)
         likelihood = self._own_kind(likelihood).detached()
@@ -147,7 +210,20 @@ class GaussianProcess:
         targets = likelihood.targets_for(extra.targets, extra.num_examples, network.output_shape, network.dtype)
         assert isinstance(self.features, NetworkFeatures)
         expansion = Expansion.gauss_newton(self.features, inputs, targets.to(network.device), likelihood)
-        return GaussianProcess(self.features, self.inference.conditioned(expansion), self.likelihood)
+        return replace(self, inference=self._conditioned(expansion, likelihood), tuning=None)
+
+    def _conditioned(self, expansion: Expansion, likelihood: Likelihood) -> Posterior:
+        """The posterior given more data; at the mode of the linearised network, if the sites are there."""
+        model = self.model
+        moved, centre = model.expansion.moved, model.centre
+        if moved is None or centre is None:
+            return self.inference.conditioned(expansion)
+        pushed = self.features.jvp(expansion.inputs, moved.to(self.features.anchor.dtype)[:, None])[..., 0]
+        outputs = (self.features.outputs(expansion.inputs) + pushed).double()
+        joined = self.inference.conditioned(expansion.relinearised(likelihood, outputs, moved))
+        found = linearised_mode(joined, likelihood)
+        assert found.expansion.moved is not None
+        return joined.method.infer(replace(found, centre=centre + found.expansion.moved - moved))
 
     def _own_kind(self, likelihood: Likelihood | None) -> Likelihood:
         """The likelihood of more data: that of the GP, or another one of its kind (a different noise)."""

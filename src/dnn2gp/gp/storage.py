@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
@@ -76,14 +77,17 @@ def _restored(
     own = _at_samples(jacobian, step["samples"]) if of_step else jacobian
     _check_outputs(own.outputs(take(inputs, slice(0, CHECKED_EXAMPLES))), file.part("check")["outputs"])
     expansion = _expansion(header, file.part("expansion"), own, inputs)
+    expansion = _moved(expansion, file.part("model").get("moved"))
     expansion = expansion.anchored(step["anchor"]) if of_step else expansion
     with _reading(file, "prior"):
         state = file.part("prior")
         prior = Gaussian(state["mean"], header.prior.restored(state))
-    model = LinearModel(expansion, prior, of_step=of_step)
+    model = LinearModel(expansion, prior, of_step=of_step, centre=file.part("model").get("centre"))
     with _reading(file, "inference"):
         posterior = header.inference.restored(model, file.part("inference"))
-    return GaussianProcess(own, posterior, likelihood, header.tuning)
+    with _reading(file, "calibration"):
+        header.calibration.applied_to(likelihood)
+    return GaussianProcess(own, posterior, likelihood, header.tuning, header.calibration)
 
 
 def _header(gp: GaussianProcess) -> dict[str, Any]:
@@ -100,6 +104,7 @@ def _header(gp: GaussianProcess) -> dict[str, Any]:
         "prior": gp.prior.precision.structure.encoded(),
         "inference": gp.inference.method.encoded(),
         "tuning": None if gp.tuning is None else gp.tuning.state(),
+        "calibration": asdict(gp.calibration),
     }
 
 
@@ -118,6 +123,12 @@ def _tensors(gp: GaussianProcess) -> dict[str, Tensor]:
         "likelihood": {} if isinstance(gp.likelihood, CustomLikelihood) else gp.likelihood.state(),
         "inference": gp.inference.state(),
     }
+    if not gp.model.of_step and not isinstance(features, GradientFeatures):
+        found = {"expansion": {"targets": expansion.targets}}
+        found["model"] = {"moved": expansion.moved, "centre": gp.model.centre}
+        for part, members in found.items():
+            own = {name: tensor for name, tensor in members.items() if tensor is not None}
+            parts[part] = {**parts.get(part, {}), **own}
     if gp.model.of_step:
         maps = list(gp.features.maps) if isinstance(gp.features, StackedFeatures) else [gp.features]
         parts["step"] = {"anchor": expansion.anchor, "samples": torch.stack([each.anchor for each in maps])}
@@ -197,4 +208,13 @@ def _expansion(
         assert isinstance(jacobian, NetworkFeatures)
         features = GradientFeatures(jacobian, inputs)
         inputs, residual = GradientFeatures.pair(inputs, residual), residual.new_ones(len(residual), 1)
-    return Expansion(features, inputs, residual, root, jacobian.anchor, log_likelihood, header.quadratic)
+    targets = state.get("targets")
+    return Expansion(features, inputs, residual, root, jacobian.anchor, log_likelihood, header.quadratic, targets)
+
+
+def _moved(expansion: Expansion, moved: Float[Tensor, " P"] | None) -> Expansion:
+    """The sites at the mode of the linearised network, if they were saved there."""
+    if moved is None:
+        return expansion
+    anchor = (expansion.anchor.double() + moved).to(expansion.anchor.dtype)
+    return replace(expansion, anchor=anchor, moved=moved)

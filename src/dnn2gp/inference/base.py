@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -195,6 +196,14 @@ class Posterior(ABC):
         if centre is not None:
             return (self.model.expansion.features.anchor.double() + centre).to(anchor.dtype)
         return (anchor.double() - self.step).to(anchor.dtype)
+
+    def recentred(self, centre: Float[Tensor, " P"]) -> Posterior:
+        """The same covariance around another centre: predictions at f_w(x) + J(x)c."""
+        found = copy(self)
+        found.model = replace(self.model, centre=centre)
+        for cached in ("step", "mean"):
+            found.__dict__.pop(cached, None)
+        return found
 
     def gaussian(self) -> Gaussian:
         """N(μ, Σ̃), with the precision as a matrix."""

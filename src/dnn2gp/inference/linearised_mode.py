@@ -36,18 +36,25 @@ _ARMIJO = 1e-4
 Product = Callable[[Float[Tensor, " P"]], Float[Tensor, " P"]]
 
 
-def linearised_mode(posterior: Posterior, likelihood: Likelihood) -> LinearModel:
+def linearised_mode(posterior: Posterior, likelihood: Likelihood, tolerance: float | None = None) -> LinearModel:
     """The linear model with its sites at the mode of the linearised network, starting from those of `posterior`.
+
+    Args:
+        posterior: The posterior of a linear model, exact or not: the mode does not depend on it.
+        likelihood: The likelihood of the training data.
+        tolerance: The search ends where the next step would move no output by more posterior standard deviations than
+            this; by default, where it is rounding.
 
     Raises:
         NotConvergedError: If the loss of a custom likelihood is not convex, or has no minimum.
     """
     search = _Search.start(posterior, likelihood)
+    tolerance = _TOLERANCE if tolerance is None else tolerance
     with bar("mode of the linearised network", _STEPS) as advance:
         for _ in range(_STEPS):
             search.step()
             advance(f"step size {search.decrement:.1g}")
-            if search.decrement <= _TOLERANCE or search.stalled:
+            if search.decrement <= tolerance or search.stalled:
                 return search.model()
     raise NotConvergedError(
         f"The mode of the linearised network was not found in {_STEPS} Newton steps (the next one would move an output "

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from math import log, pi
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from dnn2gp.features import FeatureMap, GradientFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
-from dnn2gp.network.inputs import Inputs, concatenate, num_examples, same_form
+from dnn2gp.network.inputs import Inputs, concatenate, num_examples, same_form, take
 from dnn2gp.support.errors import InputError, NotFiniteError
 from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.randomness import normal
@@ -173,6 +173,16 @@ class Expansion:
         num_columns = whole_number("num_columns", num_columns)
         noise = normal((len(self.root), self.root.shape[2], num_columns), generator, self.root).to(self.root.dtype)
         return replace(self, root=self.root @ noise / num_columns**0.5)
+
+    def subset(self, index: Int[Tensor, " n"]) -> Expansion:
+        """Some of the examples; the log-likelihood stays that of all."""
+        return replace(
+            self,
+            inputs=take(self.inputs, index),
+            residual=self.residual[index],
+            root=self.root[index],
+            targets=None if self.targets is None else self.targets[index],
+        )
 
     def joined(self, other: Expansion) -> Expansion:
         """The expansion of both data sets, which must share features and anchor."""

@@ -1,0 +1,148 @@
+"""What convert does by default: which mean, and how wide, chosen from training data alone or from a validation set.
+
+Without validation data, leave-one-out at the mode of the linearised network chooses a and τ (docs/calibration.md has the
+measurements that led here):
+
+1. If the leave-one-out NLL at the mode is below the NLL of the network on its own training data, the network is underfit,
+   and the GP predicts at the mode.
+2. Otherwise it predicts around the network. The logits of the network are ρ times as large as those of the mode (root
+   mean squares over the training data), so τ becomes ρτ but at least 1, and a becomes min(1, ρ²) a.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration
+from dnn2gp.gp.means import at_mode, at_network
+from dnn2gp.inference import Latent, LeftOut, Posterior
+from dnn2gp.inference.averages import averages
+from dnn2gp.inference.calibration import NONE, Calibration
+from dnn2gp.likelihoods import CategoricalLikelihood, ClassificationLikelihood, GaussianLikelihood, Likelihood
+from dnn2gp.network.inputs import take
+from dnn2gp.support.errors import IllConditionedError
+from dnn2gp.weights.expansion import Expansion
+
+if TYPE_CHECKING:
+    from dnn2gp.network.data import Data
+
+# Examples whose leave-one-out predictions choose the calibration, evenly spread over the data.
+_EXAMPLES = 2000
+# Posterior standard deviations by which the mode may be off where the posterior is an approximation anyway.
+_ROUGH = 0.02
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A posterior with its mean, and its calibration."""
+
+    posterior: Posterior
+    calibration: Calibration
+
+
+def automatic(posterior: Posterior, likelihood: Likelihood) -> Choice:
+    """Mean and calibration from the training data, for a posterior whose sites are at the network's weights."""
+    expansion = posterior.model.expansion
+    if expansion.quadratic:  # the mode is one exact step away, and σ is part of the evidence
+        return Choice(posterior, NONE)
+    if expansion.targets is None:  # gradient features
+        return Choice(at_network(posterior), NONE)
+    mode = at_mode(posterior, likelihood, None if posterior.exact else _ROUGH)
+    return by_leave_one_out(mode, likelihood)
+
+
+def by_leave_one_out(mode: Posterior, likelihood: Likelihood) -> Choice:
+    """Mean and calibration, for a posterior at the mode of the linearised network."""
+    left = _LeaveOneOut.of(mode, likelihood)
+    careful = left.best(sharper=False)
+    if careful.nll < left.network_nll:
+        return Choice(mode, left.best().calibration)
+    return Choice(at_network(mode), left.around_network(careful.calibration))
+
+
+def calibration_at_mode(mode: Posterior, likelihood: Likelihood) -> Calibration:
+    """The calibration of predictions at the mode, or of an exact regression."""
+    return _LeaveOneOut.of(mode, likelihood).best().calibration
+
+
+def calibration_at_network(mode: Posterior, likelihood: Likelihood) -> Calibration:
+    """The calibration of predictions around the network."""
+    left = _LeaveOneOut.of(mode, likelihood)
+    return left.around_network(left.best(sharper=False).calibration)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _LeaveOneOut:
+    """Leave-one-out predictions of some training examples at the mode, and the outputs of the network there."""
+
+    likelihood: Likelihood
+    targets: Tensor
+    mean: Float[Tensor, "n K"]
+    """f₋ without the example."""
+    covariance: Float[Tensor, "n K K"]
+    mode: Float[Tensor, "n K"]
+    """f at the mode."""
+    network: Float[Tensor, "n K"]
+    """f_w."""
+
+    @staticmethod
+    def of(mode: Posterior, likelihood: Likelihood) -> _LeaveOneOut:
+        """From the posterior at the mode."""
+        model = mode.model
+        few, own = _some(model.expansion, likelihood)
+        latent = mode.latent(few.features, few.inputs)
+        f = (latent.outputs + latent.shift).double()
+        left = _left_out(few, latent, exact=mode.exact)
+        assert few.targets is not None
+        network = few.features.outputs(few.inputs).double()
+        return _LeaveOneOut(own, few.targets, f + left.shift, left.covariance, f, network)
+
+    def best(self, *, sharper: bool = True) -> Chosen:
+        """The calibration with the smallest leave-one-out NLL."""
+        found = averages(self.likelihood, self.mean, self.covariance, POINTS)
+        return best_calibration(found, self.targets, self.likelihood, sharper=sharper)
+
+    @property
+    def network_nll(self) -> float:
+        """The NLL of the network itself on these examples."""
+        targets = self.targets.double() if self.targets.is_floating_point() else self.targets
+        return -self.likelihood.log_prob(self.network, targets).mean().item()
+
+    def around_network(self, at_mode: Calibration) -> Calibration:
+        """A calibration at the mode, for the logits of the network."""
+        ratio = (self._size(self.network) / self._size(self.mode)).item()
+        scale = at_mode.scale * min(1.0, ratio**2)
+        if not isinstance(self.likelihood, ClassificationLikelihood):
+            return Calibration(scale, noise=at_mode.noise)
+        return Calibration(scale, max(1.0, ratio * at_mode.temperature))
+
+    def _size(self, f: Float[Tensor, "n K"]) -> Float[Tensor, ""]:
+        """The root mean square of the logits, without the constant that softmax does not see."""
+        f = f - f.mean(1, keepdim=True) if isinstance(self.likelihood, CategoricalLikelihood) else f
+        return f.square().mean().sqrt()
+
+
+def _left_out(expansion: Expansion, latent: Latent, *, exact: bool) -> LeftOut:
+    """Leave-one-out, to first order where an approximate covariance does not allow more."""
+    try:
+        return LeftOut.of(expansion, latent)
+    except IllConditionedError:
+        if exact:
+            raise
+        return LeftOut.infinitesimal(expansion, latent)
+
+
+def _some(expansion: Expansion, likelihood: Likelihood) -> tuple[Expansion, Likelihood]:
+    """At most `_EXAMPLES` examples, evenly spread, and their likelihood with the noise of each."""
+    if isinstance(likelihood, GaussianLikelihood):
+        likelihood = GaussianLikelihood(expansion.root.diagonal(dim1=1, dim2=2).reciprocal())
+    count = min(_EXAMPLES, expansion.num_examples)
+    index = torch.linspace(0, expansion.num_examples - 1, count, device=expansion.root.device).round().long()
+    return expansion.subset(index), likelihood.take(index)

@@ -1,0 +1,110 @@
+"""Choosing a calibration: the scale a, the temperature τ or the noise s with the largest log p(y) of known targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, log
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from dnn2gp.inference.averages import Averages
+from dnn2gp.inference.calibration import Calibration
+from dnn2gp.likelihoods import ClassificationLikelihood, GaussianLikelihood, Likelihood
+
+# Ranges of a, τ and s that are searched.
+_SCALES, _TEMPERATURES, _NOISES = (1e-4, 1e2), (0.05, 20.0), (0.05, 20.0)
+_STARTS = (1.0, 0.1, 0.01)
+POINTS = 256
+"""Points of an average while the calibration is searched."""
+
+
+@final
+@dataclass(frozen=True)
+class Chosen:
+    """A calibration and the mean negative log predictive density that it reaches, in nats per example."""
+
+    calibration: Calibration
+    nll: float
+
+
+def best_calibration(
+    averages: Averages,
+    targets: Shaped[Tensor, "N ..."],
+    likelihood: Likelihood,
+    *,
+    sharper: bool = True,
+    scale: float | None = None,
+) -> Chosen:
+    """argmin over a, and τ (classification) or s (Gaussian noise), of −(1/N) Σ log E[p(y | f)], f ~ N(m/τ, aV/τ²).
+
+    a = 0 is among the candidates, so that temperature scaling is a special case. `sharper` allows τ < 1, and a given
+    `scale` fixes a.
+    """
+    search = _Search(averages, targets, _second(likelihood), sharper)
+    starts = _STARTS if scale is None else ()
+    found = [search.run(start) for start in starts]
+    found += [search.alone(0.0 if scale is None else scale)]
+    return min(found, key=lambda each: each.nll)
+
+
+def _second(likelihood: Likelihood) -> str | None:
+    """What is chosen beside a."""
+    if isinstance(likelihood, ClassificationLikelihood):
+        return "temperature"
+    return "noise" if isinstance(likelihood, GaussianLikelihood) else None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Search:
+    averages: Averages
+    targets: Tensor
+    second: str | None
+    sharper: bool
+
+    def run(self, start: float) -> Chosen:
+        """Quasi-Newton steps in log a and log τ (or log s)."""
+        from scipy.optimize import minimize
+
+        def value(point: np.ndarray) -> tuple[float, np.ndarray]:
+            logs = torch.tensor(point, dtype=torch.float64, requires_grad=True)
+            nll = self._nll(logs[0].exp(), logs[1].exp() if self.second else None)
+            (gradient,) = torch.autograd.grad(nll, logs)
+            return nll.item(), gradient.numpy()
+
+        bounds = [tuple(log(each) for each in _SCALES), *self._bounds()]
+        begin = np.array([log(start), *(0.0 for _ in self._bounds())])
+        found = minimize(value, begin, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 50})
+        return self._chosen(exp(found.x[0]), exp(found.x[1]) if self.second else None, float(found.fun))
+
+    def alone(self, scale: float) -> Chosen:
+        """With a fixed: the best τ or s by Brent's method."""
+        from scipy.optimize import minimize_scalar
+
+        def value(point: float) -> float:
+            with torch.no_grad():
+                return self._nll(scale, exp(point)).item()
+
+        if self.second is None:
+            with torch.no_grad():
+                return self._chosen(scale, None, self._nll(scale, None).item())
+        found = minimize_scalar(value, bounds=self._bounds()[0], method="bounded", options={"xatol": 1e-3})
+        return self._chosen(scale, exp(found.x), float(found.fun))
+
+    def _bounds(self) -> list[tuple[float, float]]:
+        if self.second is None:
+            return []
+        low, high = _TEMPERATURES if self.second == "temperature" else _NOISES
+        return [(log(low) if self.sharper else 0.0, log(high))]
+
+    def _nll(self, scale: Tensor | float, second: Tensor | float | None) -> Tensor:
+        settings = {} if self.second is None else {self.second: second}
+        return -self.averages.scaled(scale, **settings).log_prob(self.targets).mean()
+
+    def _chosen(self, scale: float, second: float | None, nll: float) -> Chosen:
+        settings = {} if self.second is None else {self.second: second}
+        return Chosen(Calibration(scale, **settings), nll)  # pyright: ignore[reportArgumentType]

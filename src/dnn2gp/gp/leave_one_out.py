@@ -1,0 +1,99 @@
+"""gp.leave_one_out(): the prediction of every training example by the GP of all the others, without refitting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, final
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from dnn2gp.features import GradientFeatures
+from dnn2gp.inference import Predictive, left_out
+from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
+from dnn2gp.support.errors import InputError
+
+if TYPE_CHECKING:
+    from dnn2gp.gp.gaussian_process import GaussianProcess
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LeaveOneOut:
+    """p(yᵢ | xᵢ, D without example i) of each training example, in their order.
+
+    Exact for a Gaussian likelihood, and for the linear model with its features fixed: it sees nothing of what the
+    features have learned from the example. For other likelihoods it is exact to first order.
+    """
+
+    prediction: Predictive
+    """What the others predict; its answers are those of `gp.predict`."""
+    targets: Shaped[Tensor, "N ..."]
+
+    @property
+    def mean(self) -> Float[Tensor, "N *shape"]:
+        """E y without the example."""
+        return self.prediction.mean
+
+    @property
+    def latent_mean(self) -> Float[Tensor, "N K"]:
+        """E f without the example."""
+        return self.prediction.latent_mean
+
+    @property
+    def latent_covariance(self) -> Float[Tensor, "N K K"]:
+        """Cov f without the example."""
+        return self.prediction.latent_covariance
+
+    @property
+    def probabilities(self) -> Float[Tensor, "N *shape"]:
+        """The probabilities of each class without the example, for classification."""
+        return self.prediction.probabilities
+
+    @cached_property
+    def log_prob(self) -> Float[Tensor, " N"]:
+        """log p(yᵢ | D without example i), in nats."""
+        return self.prediction.log_prob(self.targets)
+
+    @property
+    def nll(self) -> float:
+        """−(1/N) Σ log p(yᵢ | D without example i), in nats per example."""
+        return -self.log_prob.mean().item()
+
+    def __repr__(self) -> str:
+        return f"LeaveOneOut({len(self.targets)} examples, NLL {self.nll:.3f})"
+
+
+def leave_one_out(gp: GaussianProcess) -> LeaveOneOut:
+    """The leave-one-out predictions of a GP."""
+    expansion = gp.model.expansion
+    if gp.model.of_step or isinstance(expansion.features, GradientFeatures):
+        raise InputError(
+            "leave_one_out: expected the GP of a trained network with Gauss-Newton features; got that of a training "
+            "step, or one with gradient features."
+        )
+    if expansion.targets is None:
+        raise InputError(
+            "leave_one_out: the file of this GP does not contain the targets of the training data, because an earlier "
+            "release wrote it. Convert the network again."
+        )
+    latent = gp.inference.latent(gp.features, expansion.inputs)
+    found = left_out(gp.inference, latent)
+    prediction = Predictive(
+        likelihood=own_noise(gp),
+        output_shape=gp.network.output_shape,
+        outputs=latent.outputs + (latent.shift + found.shift).to(latent.outputs.dtype),
+        shift=torch.zeros_like(latent.shift),
+        latent_covariance=found.covariance,
+        calibration=gp.calibration,
+    )
+    return LeaveOneOut(prediction, expansion.targets)
+
+
+def own_noise(gp: GaussianProcess) -> Likelihood:
+    """The likelihood of the training examples: with the noise of each, if it is Gaussian."""
+    if not isinstance(gp.likelihood, GaussianLikelihood):
+        return gp.likelihood
+    return GaussianLikelihood(gp.model.expansion.root.diagonal(dim1=1, dim2=2).reciprocal())

@@ -1,0 +1,31 @@
+"""mean= of convert: a posterior of the linear model at the network, centred and expanded as the chosen mean asks."""
+
+from __future__ import annotations
+
+import torch
+
+from dnn2gp.inference import GaussNewtonStep, LinearisedMode, Mean, NetworkOutput, Posterior, linearised_mode
+from dnn2gp.likelihoods import Likelihood
+
+
+def with_mean(posterior: Posterior, mean: Mean, likelihood: Likelihood) -> Posterior:
+    """The posterior around this mean, starting from the one whose sites are at the network's weights."""
+    if isinstance(mean, GaussNewtonStep):
+        return posterior
+    if isinstance(mean, NetworkOutput):
+        found = at_mode(posterior, likelihood) if mean.sites_at_mode else posterior
+        return at_network(found)
+    assert isinstance(mean, LinearisedMode)
+    if posterior.exact and posterior.model.expansion.quadratic:  # one step is exact, and keeps more digits
+        return posterior
+    return at_mode(posterior, likelihood)
+
+
+def at_mode(posterior: Posterior, likelihood: Likelihood, tolerance: float | None = None) -> Posterior:
+    """With the sites at the mode of the linearised network, and centred there."""
+    return posterior.method.infer(linearised_mode(posterior, likelihood, tolerance))
+
+
+def at_network(posterior: Posterior) -> Posterior:
+    """The same posterior covariance around the output of the network."""
+    return posterior.recentred(torch.zeros_like(posterior.model.expansion.anchor, dtype=torch.float64))
