@@ -69,13 +69,9 @@ class GPNetClassifier(ClassifierMixin, GPNetEstimator):
         return self.classes_[most]
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "N K"]:
-        """The probabilities E[softmax(f)] under the GP, in the order of `classes_`.
+        """The probabilities E[softmax(f)] under the GP, in the order of `classes_`; see `Predictive.probabilities`.
 
-        MacKay's probit approximation for pairs of classes, see `Predictive.probit`:
-
-            p_k ∝ 1 / Σ_j exp(−(m_k − m_j) / √(1 + π v_kj / 8)),   m = E f,   v_kj = Var(f_k − f_j)
-
-        Far from the data, where v is large, the probabilities approach one another.
+        Far from the data, where the variance of f is large, the probabilities approach one another.
         """
         return self._probabilities(X).numpy()
 
@@ -84,4 +80,4 @@ class GPNetClassifier(ClassifierMixin, GPNetEstimator):
         return self._probabilities(X).log().numpy()
 
     def _probabilities(self, X: Any) -> Float[Tensor, "N K"]:
-        return self._predictive(X).probit()
+        return self._predictive(X).probabilities

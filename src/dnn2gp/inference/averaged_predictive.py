@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import log, prod
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from dnn2gp.inference.averages import entropy
 from dnn2gp.inference.predictive import Predictive
+from dnn2gp.likelihoods import ClassificationLikelihood
 from dnn2gp.support.randomness import own_generator
 
 
@@ -22,8 +24,9 @@ class AveragedPredictive(Predictive):
         aleatoric   (1/S) Σ_s Cov(y | f_s)
         epistemic   (1/S²) Σ_{s,s'} D_s J_s Σ̃ J_{s'}ᵀ D_{s'}ᵀ        the variance of the average of S correlated maps
 
-    Averages of a nonlinear h (`delta`, `probit`, `monte_carlo`) are those of the maps, averaged. `outputs`, `shift` and
-    `latent_covariance` hold the S maps side by side: N × SK, and N × SK × SK.
+    Averages of a nonlinear h (`probabilities`, `delta`, `probit`, `monte_carlo`) are those of the maps, averaged; so is
+    p(y) in `log_prob` of a classifier. Intervals and `log_prob` of other likelihoods are those of the averaged f.
+    `outputs`, `shift` and `latent_covariance` hold the S maps side by side: N × SK, and N × SK × SK.
     """
 
     def __repr__(self) -> str:
@@ -43,6 +46,7 @@ class AveragedPredictive(Predictive):
                 self.shift[:, part],
                 self.latent_covariance[:, part, part],
                 self.noise_known,
+                self.calibration,
             )
             for part in parts
         )
@@ -65,10 +69,11 @@ class AveragedPredictive(Predictive):
     @property
     def epistemic_covariance(self) -> Float[Tensor, "N K K"]:
         """The covariance of the average."""
-        dtype = self.latent_covariance.dtype
-        slopes = [self.likelihood.mean_jacobian(each.outputs.to(dtype)) for each in self.maps]
+        own = self.calibrated
+        outputs = [each.calibrated.outputs.to(own.latent_covariance.dtype) for each in self.maps]
+        slopes = [own.likelihood.mean_jacobian(each) for each in outputs]
         slope = torch.cat(slopes, 2) / len(slopes)
-        return (slope @ self.latent_covariance @ slope.mT).to(self.outputs.dtype)
+        return (slope @ own.latent_covariance @ slope.mT).to(self.outputs.dtype)
 
     def delta(self) -> Float[Tensor, "N *shape"]:
         """The average of h(E f_s)."""
@@ -99,4 +104,25 @@ class AveragedPredictive(Predictive):
         apart = len(self.maps), prod(self.output_shape)
         outputs, shift = (each.unflatten(1, apart).mean(1) for each in (self.outputs, self.shift))
         covariance = self.latent_covariance.unflatten(2, apart).mean(2).unflatten(1, apart).mean(1)
-        return Predictive(self.likelihood, self.output_shape, outputs, shift, covariance, self.noise_known)
+        settings = self.noise_known, self.calibration
+        return Predictive(self.likelihood, self.output_shape, outputs, shift, covariance, *settings)
+
+    def _probabilities(self) -> Float[Tensor, "N K"]:
+        return torch.stack([each._probabilities() for each in self.maps]).mean(0)
+
+    def _entropies(self, name: str) -> tuple[Float[Tensor, "N *K"], Float[Tensor, "N *K"]]:
+        """The entropy of the averaged probabilities, and the average of the maps' expected entropies."""
+        expected = torch.stack([each._entropies(name)[1] for each in self.maps]).mean(0)
+        p = self._probabilities()
+        if expected.ndim == 1:
+            return entropy(p), expected
+        return entropy(torch.stack([p, 1 - p], -1)), expected
+
+    def _interval(self, level: float) -> tuple[Tensor, Tensor]:
+        return self._average._interval(level)
+
+    def _log_prob(self, y: Shaped[Tensor, "N ..."]) -> Float[Tensor, " N"]:
+        """The log of the maps' average probability; without classes, that of the average of the maps."""
+        if not isinstance(self.likelihood, ClassificationLikelihood):
+            return self._average._log_prob(y)
+        return torch.stack([each._log_prob(y) for each in self.maps]).logsumexp(0) - log(len(self.maps))

@@ -228,7 +228,7 @@ class GeneralAverages(Averages):
         return average_over_points(value, self.mean, self.root, self.num_points)[0]
 
 
-def entropy(probabilities: Float[Tensor, "N K"]) -> Float[Tensor, " N"]:
+def entropy(probabilities: Float[Tensor, "*B K"]) -> Float[Tensor, "*B"]:
     """−Σ_k p_k log p_k, in nats; gradients stay finite where a probability underflows to 0."""
     kept = torch.where(probabilities > 0, probabilities, 1)
     return -(kept * kept.log()).sum(-1)

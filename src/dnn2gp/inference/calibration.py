@@ -54,3 +54,7 @@ class Calibration:
                 "noise to scale."
             )
         return likelihood.scaled(self.noise) if isinstance(likelihood, GaussianLikelihood) else likelihood
+
+
+NONE = Calibration()
+"""The calibration that changes nothing."""

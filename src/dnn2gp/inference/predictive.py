@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dnn2gp.inference.answers import Answers
+from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
 from dnn2gp.support.errors import InputError, NotFiniteError, NotPositiveDefiniteError
 from dnn2gp.support.numbers import whole_number
@@ -105,7 +107,7 @@ class Moments(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Predictive(Moments):
+class Predictive(Moments, Answers):
     """The predictive distribution at N inputs, Eqs. (44) and (48) for any likelihood.
 
     With f = f_w(x), D = ∂h/∂f and ỹ ~ N(Jμ, Λ⁻¹ + JΣ̃Jᵀ), the map y = h(f) + D (ỹ − Jw) gives
@@ -113,6 +115,10 @@ class Predictive(Moments):
         mean        h(f) + D J (μ − w)                  (h(f) at a minimum, where μ = w)
         aleatoric   Cov(y | f)          = Λ (canonical links),  σ² (Gaussian)
         epistemic   D J Σ̃ Jᵀ Dᵀ         = Λ J Σ̃ Jᵀ Λ,          J Σ̃ Jᵀ
+
+    The fields `outputs`, `shift` and `latent_covariance` are those of the exact posterior of f, whatever the
+    calibration. All properties and methods are computed from the calibrated f, whose fields are those of `calibrated`;
+    only entropies are not (see `Answers`).
     """
 
     likelihood: Likelihood
@@ -130,6 +136,11 @@ class Predictive(Moments):
     """
     noise_known: bool = True
     """Whether the likelihood defines the noise at these inputs (not if it was given for each training example)."""
+    calibration: Calibration = NONE
+    """a, τ and s of f ~ N(m/τ, a V/τ²) and the noise s σ; by default, nothing is changed."""
+
+    def __post_init__(self) -> None:
+        self.calibration.applied_to(self.likelihood)
 
     def __repr__(self) -> str:
         return f"Predictive({len(self.outputs)} inputs, outputs of shape {self.output_shape})"
@@ -137,24 +148,48 @@ class Predictive(Moments):
     @property
     def latent_mean(self) -> Float[Tensor, "N K"]:
         """f_w(x) + J(x)(μ − w), the mean of the linearised network."""
-        return self.outputs + self.shift
+        own = self.calibrated
+        return own.outputs + own.shift
+
+    @property
+    def calibrated(self) -> Predictive:
+        """This with the calibration applied to the fields: m/τ, a V/τ² and s σ. Itself, if there is none."""
+        chosen = self.calibration
+        if chosen.is_identity:
+            return self
+        return replace(
+            self,
+            likelihood=chosen.applied_to(self.likelihood),
+            outputs=self.outputs / chosen.temperature,
+            shift=self.shift / chosen.temperature,
+            latent_covariance=self.latent_covariance * (chosen.scale / chosen.temperature**2),
+            calibration=NONE,
+        )
+
+    @property
+    def uncalibrated(self) -> Predictive:
+        """This without its calibration: the exact posterior. Itself, if there is none."""
+        return self if self.calibration.is_identity else replace(self, calibration=NONE)
 
     @property
     def mean(self) -> Float[Tensor, "N *shape"]:
         """h(f) + D J (μ − w), in the shape of the network's outputs."""
-        return self._shaped(self.likelihood.inverse_map(self.shift, self.outputs, torch.zeros_like(self.shift)))
+        own = self.calibrated
+        return self._shaped(own.likelihood.inverse_map(own.shift, own.outputs, torch.zeros_like(own.shift)))
 
     @property
     def aleatoric_covariance(self) -> Float[Tensor, "N K K"]:
         """Cov(y | f): the noise of the labels."""
         self._check_noise()
-        return self.likelihood.covariance(self.outputs)
+        own = self.calibrated
+        return own.likelihood.covariance(own.outputs)
 
     @property
     def epistemic_covariance(self) -> Float[Tensor, "N K K"]:
         """D J Σ̃ Jᵀ Dᵀ: what the model does not know."""
-        slope = self.likelihood.mean_jacobian(self.outputs.to(self.latent_covariance.dtype))
-        return (slope @ self.latent_covariance @ slope.mT).to(self.outputs.dtype)
+        own = self.calibrated
+        slope = own.likelihood.mean_jacobian(own.outputs.to(own.latent_covariance.dtype))
+        return (slope @ own.latent_covariance @ slope.mT).to(self.outputs.dtype)
 
     @property
     def aleatoric(self) -> Float[Tensor, "N *shape"]:
@@ -177,7 +212,7 @@ class Predictive(Moments):
                 f"probit: expected a likelihood for classification; got {type(self.likelihood).__name__}. Use "
                 "delta() or monte_carlo()."
             )
-        covariance = self.latent_covariance
+        covariance = self.calibrated.latent_covariance
         averaged = self.likelihood.probit(self.latent_mean.to(covariance.dtype), covariance)
         return self._shaped(averaged.to(self.outputs.dtype))
 
@@ -196,7 +231,7 @@ class Predictive(Moments):
     def _wide_samples(self, num_samples: int, generator: torch.Generator | None) -> Float[Tensor, "S N K"]:
         """f, in the dtype of its covariance."""
         num_samples = whole_number("num_samples", num_samples)
-        root = psd_root(self.latent_covariance)
+        root = psd_root(self.calibrated.latent_covariance)
         noise = normal((num_samples, *self.outputs.shape, 1), generator, root).to(root.dtype)
         return self.latent_mean + (root @ noise).squeeze(-1)
 
@@ -205,7 +240,8 @@ class Predictive(Moments):
         self._check_noise()
         generator = own_generator(generator, self.outputs.device)
         latents = self.sample_latent(num_samples, generator)
-        draws = torch.cat([self.likelihood.sample(f, 1, generator) for f in latents])
+        likelihood = self.calibrated.likelihood
+        draws = torch.cat([likelihood.sample(f, 1, generator) for f in latents])
         whole = draws.shape[2:] == latents.shape[2:]
         return draws.reshape(*draws.shape[:2], *self.output_shape) if whole else draws
 

@@ -54,7 +54,7 @@ class _PrincipalRoot(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         values, vectors, rounding = ctx.saved_tensors
         used = values > 10 * rounding
         inverse = torch.where(used, values, 1).rsqrt() * used

@@ -108,7 +108,7 @@ class GaussianLikelihood(Likelihood):
         """Whether σ is N × 1 or N × K."""
         return self.sigma.ndim == 2
 
-    def scaled(self, factor: float) -> GaussianLikelihood:
+    def scaled(self, factor: float | Float[Tensor, ""]) -> GaussianLikelihood:
         """Noise with standard deviation `factor` · σ; the likelihood itself for a factor of 1 or an open σ."""
         return self if factor == 1 or self.is_open else GaussianLikelihood(factor * self.sigma)
 
