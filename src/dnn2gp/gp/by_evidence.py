@@ -45,7 +45,7 @@ class Tuned:
 def tune_model(
     expand: Callable[[Likelihood], Expansion],
     likelihood: Likelihood,
-    prior_precision: PriorPrecision | str,
+    prior_precision: PriorPrecision | str | None,
     targets: Tensor,
     layout: Layout,
     choose: Callable[[LinearModel], Inference],
@@ -59,12 +59,12 @@ def tune_model(
             f'prior_precision: expected "{EVIDENCE}", a number, a mapping from layer to number, or a tensor; got '
             f"{prior_precision!r}."
         )
-    by_evidence = isinstance(prior_precision, str)
+    by_evidence = prior_precision is None or isinstance(prior_precision, str)
     if not by_evidence and not likelihood.is_open:
         return None
     known = GaussianLikelihood(spread(targets)) if likelihood.is_open else likelihood
     expansion = expand(known)
-    precision = 1.0 if isinstance(prior_precision, str) else prior_precision
+    precision = 1.0 if prior_precision is None or isinstance(prior_precision, str) else prior_precision
     prior = Gaussian.prior(expand_precision(precision, layout, expansion.anchor))
     model = LinearModel.from_laplace(expansion, prior)
     spectrum = Spectrum.of(model, choose(model))

@@ -6,20 +6,22 @@ from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
-from dnn2gp.evidence.tuning_result import EVIDENCE
 from dnn2gp.features import LayerwiseFeatures, NetworkFeatures, StackedFeatures
-from dnn2gp.gp.by_evidence import Tuned, tune_model
+from dnn2gp.gp.automatic import Choice, automatic
+from dnn2gp.gp.by_evidence import tune_model
+from dnn2gp.gp.calibrated import by_validation
 from dnn2gp.gp.gaussian_process import GaussianProcess
-from dnn2gp.gp.minimum import at_minimum
-from dnn2gp.inference import Inference, LinearModel, Posterior, choose
+from dnn2gp.gp.means import with_mean
+from dnn2gp.gp.moved import warn_if_moved
+from dnn2gp.inference import Inference, LinearisedMode, LinearModel, Mean, Posterior, choose
+from dnn2gp.inference.calibration import NONE
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.anomalies import anomalies_explained
 from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs, leaves, num_examples
-from dnn2gp.support.errors import InputError, NotAMinimumWarning, ProbabilitiesWarning, warn_user
+from dnn2gp.support.errors import InputError, ProbabilitiesWarning, warn_user
 from dnn2gp.support.memory import SMALL, holding, require
 from dnn2gp.support.progress import show_progress
 from dnn2gp.weights.expansion import Expansion
@@ -34,8 +36,10 @@ def convert(
     network: nn.Module,
     data: object,
     likelihood: Likelihood,
-    prior_precision: PriorPrecision | str = EVIDENCE,
+    prior_precision: PriorPrecision | str | None = None,
     *,
+    mean: Mean | None = None,
+    validation: object = None,
     subset: Subset | None = None,
     structure: Structure | None = None,
     inference: Inference | None = None,
@@ -51,8 +55,13 @@ def convert(
     likelihood       the loss it was trained with, e.g. CategoricalLikelihood(); GaussianLikelihood() leaves the noise
                      σ open, so that it is tuned by the evidence too
     prior_precision  δ of the L2 penalty ½ δ wᵀw on the *summed* loss: one number, one per layer, or one per weight
-                     (see precision_from_weight_decay for networks trained on the mean loss); "evidence", the default,
-                     chooses the single δ with the largest evidence at these weights; `gp.tuning` keeps the curve
+                     (see precision_from_weight_decay for networks trained on the mean loss); by default, the single
+                     δ with the largest evidence at these weights (`gp.tuning` keeps the curve)
+    mean             what predictions are centred at: NetworkOutput(), LinearisedMode() or GaussNewtonStep(), each with
+                     the exact posterior covariance. By default, the mean and the calibration of a classifier are chosen
+                     by leave-one-out or on the validation set, and a regression has its exact mean
+    validation       data that the network was not trained on, in the same form as `data`: it chooses the mean and the
+                     calibration. With a given mean, only the calibration
     subset           the layers that get a posterior; all others stay fixed: "last layer", names of modules, or modules
     structure        Dense(), the default, is exact; BlockDiagonal(), Kronecker() and Diagonal() are cheaper and far
                      from exact. structure=Kronecker() is short for inference=WeightSpace(Kronecker())
@@ -69,6 +78,7 @@ def convert(
         structure=None if structure is None else Structure.checked("structure", structure),
     )
     _check_callables(features, expansion)
+    mean = None if mean is None else Mean.checked("mean", mean)
     with show_progress(progress), anomalies_explained():
         function, inputs, targets = _prepared(network, data, likelihood, subset)
         jacobian = features(function, inputs, memory_budget=memory_budget)
@@ -81,13 +91,28 @@ def convert(
             tuned = tune_model(expand, likelihood, prior_precision, targets, function.layout, chosen)
             if tuned is not None:
                 likelihood, prior_precision = tuned.likelihood, tuned.prior_precision
-            assert not isinstance(prior_precision, str)
+            assert not isinstance(prior_precision, str) and prior_precision is not None
             prior = Gaussian.prior(expand_precision(prior_precision, function.layout, function.weights))
             model = LinearModel.from_laplace(expand(likelihood), prior)  # (A), (B): Theorem 1
             posterior = chosen(model).infer(model)  # (C)
             with holding(2 * sum(tensor.nbytes for tensor in posterior.state().values())):  # a matrix and its factor
-                _warn_unless_minimum(posterior, network, tuned)
-    return GaussianProcess(jacobian, posterior, likelihood, None if tuned is None else tuned.result)
+                found = _centred(posterior, likelihood, mean, validation)
+                warn_if_moved(found.posterior, network, None if tuned is None else tuned.words)
+    result = None if tuned is None else tuned.result
+    gp = GaussianProcess(jacobian, found.posterior, likelihood, result, found.calibration)
+    return gp if mean is None or validation is None else gp.calibrated(validation)
+
+
+def _centred(posterior: Posterior, likelihood: Likelihood, mean: Mean | None, validation: object) -> Choice:
+    """The posterior around the given mean, or around the one that predicts best."""
+    if mean is not None:
+        return Choice(with_mean(posterior, mean, likelihood), NONE)
+    if validation is None:
+        return automatic(posterior, likelihood)
+    features = posterior.model.expansion.features
+    assert isinstance(features, NetworkFeatures)
+    mode = with_mean(posterior, LinearisedMode(), likelihood)
+    return by_validation(mode, likelihood, validation, features.network)
 
 
 def convert_step(
@@ -170,30 +195,3 @@ def _data_bytes(features: NetworkFeatures, inputs: Inputs, targets: Tensor) -> i
             "Use fewer examples.",
         )
     return copies + roots
-
-
-def _warn_unless_minimum(posterior: Posterior, network: nn.Module, tuned: Tuned | None) -> None:
-    """Warn if the weights are not at a minimum and the step to it could move an output noticeably."""
-    relative, bound = posterior.model.relative_gradient(), posterior.step_bound()
-    if at_minimum(relative, bound, exact=posterior.exact):
-        return
-    step = "The mean of the GP is one Gauss-Newton step away from the network"
-    if not posterior.exact:
-        step = "The minimum is about one Gauss-Newton step away, which an approximate posterior does not take"
-    normalised = any(isinstance(part, _NormBase) for part in network.modules())
-    mode = " in eval mode (dnn2gp treats the BatchNorm statistics as constants)" if normalised else ""
-    if tuned is not None:
-        step = f"The evidence prefers {tuned.words}, with which the network was not trained. {step}"
-    warn_user(
-        f"The weights are not at a minimum of the loss with this prior: the norm of the gradient is {relative:.0%} of "
-        f"the summed norms of its two parts (data and prior). {step}; this step may move an output by up to "
-        f"{bound:.2g} posterior standard deviations. Continue training{mode} on all data at once (e.g. with L-BFGS), "
-        f"or {_remedy(tuned)}. See diagnose(gp) for details.",
-        NotAMinimumWarning,
-    )
-
-
-def _remedy(tuned: Tuned | None) -> str:
-    if tuned is None:
-        return "pass the prior precision that was used in training (see precision_from_weight_decay)"
-    return "let tune.gradient alternate between retraining the network and tuning δ until both settle"

@@ -16,7 +16,7 @@ from dnn2gp.evidence.spectrum import Spectrum
 from dnn2gp.evidence.terms import Evidence, EvidenceGradient, evidence, evidence_gradient
 from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.features import AveragedFeatures, NetworkFeatures, StackedFeatures
-from dnn2gp.gp.calibrate import calibration_for
+from dnn2gp.gp.calibrated import calibration_for
 from dnn2gp.gp.function_samples import FunctionSamples
 from dnn2gp.gp.leave_one_out import LeaveOneOut, leave_one_out, warn_unless_valid
 from dnn2gp.inference import (

@@ -11,9 +11,10 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dnn2gp.features import GradientFeatures
+from dnn2gp.gp.minimum import at_minimum
 from dnn2gp.inference import Predictive, left_out
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
-from dnn2gp.support.errors import InputError
+from dnn2gp.support.errors import InputError, NotAMinimumWarning, warn_user
 
 if TYPE_CHECKING:
     from dnn2gp.gp.gaussian_process import GaussianProcess
@@ -97,3 +98,14 @@ def own_noise(gp: GaussianProcess) -> Likelihood:
     if not isinstance(gp.likelihood, GaussianLikelihood):
         return gp.likelihood
     return GaussianLikelihood(gp.model.expansion.root.diagonal(dim1=1, dim2=2).reciprocal())
+
+
+def warn_unless_valid(gp: GaussianProcess) -> None:
+    """Warn if the sites are those of a network that is not at a minimum."""
+    posterior = gp.inference
+    if not at_minimum(posterior.model.relative_gradient(), posterior.step_bound(), exact=posterior.exact):
+        warn_user(
+            "leave_one_out: the weights are not at a minimum of the loss, where leave-one-out is not valid. Convert with "
+            "mean=LinearisedMode(), or with NetworkOutput(sites_at_mode=True).",
+            NotAMinimumWarning,
+        )

@@ -1,0 +1,93 @@
+"""gp.calibrated(): the calibration of a GP that predicts best, by leave-one-out or on a validation set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dnn2gp.gp.automatic import Choice, calibration_at_mode, calibration_at_network
+from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration
+from dnn2gp.gp.means import at_mode, at_network
+from dnn2gp.gp.minimum import at_minimum
+from dnn2gp.inference import GaussNewtonStep, Latent, LinearisedMode, Posterior
+from dnn2gp.inference.averages import averages
+from dnn2gp.inference.calibration import Calibration
+from dnn2gp.likelihoods import Likelihood
+from dnn2gp.network import Network
+from dnn2gp.network.data import read_data
+from dnn2gp.network.inputs import Inputs
+from dnn2gp.support.errors import InputError
+
+if TYPE_CHECKING:
+    from dnn2gp.gp.gaussian_process import GaussianProcess
+
+
+def calibration_for(gp: GaussianProcess, validation: object = None) -> Calibration:
+    """The calibration of a GP with its mean, by leave-one-out if there is no validation set."""
+    if validation is not None:
+        held = HeldOut.of(validation, gp.network, gp.likelihood)
+        return held.best(gp.inference.latent(gp.features, held.inputs)).calibration
+    expansion, centre = gp.model.expansion, gp.centre
+    if gp.model.of_step or expansion.targets is None:
+        raise InputError(
+            "calibrated: leave-one-out needs the GP of a trained network with Gauss-Newton features and its targets. "
+            "Pass a validation set: gp.calibrated((inputs, targets))."
+        )
+    if isinstance(centre, LinearisedMode):
+        return calibration_at_mode(gp.inference, gp.likelihood)
+    if isinstance(centre, GaussNewtonStep):
+        if not _is_minimum(gp.inference):
+            raise InputError(
+                "calibrated: leave-one-out is not valid after a single Gauss-Newton step, as the weights are not at a "
+                "minimum. Convert with another mean=, or pass a validation set: gp.calibrated((inputs, targets))."
+            )
+        return calibration_at_mode(gp.inference, gp.likelihood)
+    mode = gp.inference if expansion.moved is not None else at_mode(gp.inference, gp.likelihood)
+    assert mode.model.expansion.moved is not None
+    return calibration_at_network(mode.recentred(mode.model.expansion.moved), gp.likelihood)
+
+
+def by_validation(mode: Posterior, likelihood: Likelihood, validation: object, network: Network) -> Choice:
+    """Mean and calibration from a validation set, for a posterior at the mode (or an exact regression)."""
+    held = HeldOut.of(validation, network, likelihood)
+    around = at_network(mode)
+    features = mode.model.expansion.features
+    found = [(around, held.best(around.latent(features, held.inputs)))]
+    # The mode is one more thing that is chosen, so it must gain more than a parameter does by chance.
+    chosen = held.best(mode.latent(features, held.inputs))
+    found.append((mode, Chosen(chosen.calibration, chosen.nll + 1 / len(held.targets))))
+    posterior, best = min(found, key=lambda pair: pair[1].nll)
+    return Choice(posterior, best.calibration)
+
+
+class HeldOut:
+    """A validation set in the form that the network and the likelihood take."""
+
+    def __init__(self, inputs: Inputs, targets: object, likelihood: Likelihood) -> None:
+        """Inputs and targets that have been checked."""
+        self.inputs, self.targets, self.likelihood = inputs, targets, likelihood
+
+    @staticmethod
+    def of(validation: object, network: Network, likelihood: Likelihood) -> HeldOut:
+        """From (inputs, targets), a Dataset or a DataLoader."""
+        if likelihood.per_example:
+            raise InputError(
+                "validation: the noise of this GP was given for each training example, so it is unknown for others."
+            )
+        given = read_data(validation)
+        inputs = network.check_inputs(given.inputs)
+        targets = likelihood.targets_for(given.targets, given.num_examples, network.output_shape, network.dtype)
+        return HeldOut(inputs, targets.to(network.device), likelihood)
+
+    def best(self, latent: Latent) -> Chosen:
+        """The calibration with the smallest NLL; temperature scaling alone, unless the covariance is worth its scale.
+
+        A second parameter lowers the NLL of N examples by 1/N by chance alone.
+        """
+        found = averages(self.likelihood, latent.outputs + latent.shift, latent.covariance, POINTS)
+        both = best_calibration(found, self.targets, self.likelihood)
+        alone = best_calibration(found, self.targets, self.likelihood, scale=0.0)
+        return both if both.nll + 1 / len(self.targets) < alone.nll else alone
+
+
+def _is_minimum(posterior: Posterior) -> bool:
+    return at_minimum(posterior.model.relative_gradient(), posterior.step_bound(), exact=posterior.exact)
