@@ -1,10 +1,10 @@
 """What convert does by default: which mean, and how wide, chosen from training data alone or from a validation set.
 
-Without validation data, leave-one-out at the mode of the linearised network chooses a and τ (docs/calibration.md has the
-measurements that led here):
+Without validation data, leave-one-out at the mode of the linearised network chooses a and τ (docs/calibration.md has
+the measurements that led here):
 
-1. If the leave-one-out NLL at the mode is below the NLL of the network on its own training data, the network is underfit,
-   and the GP predicts at the mode.
+1. If the leave-one-out NLL at the mode is below the NLL of the network on its own training data, the network is
+   underfit, and the GP predicts at the mode.
 2. Otherwise it predicts around the network. The logits of the network are ρ times as large as those of the mode (root
    mean squares over the training data), so τ becomes ρτ but at least 1, and a becomes min(1, ρ²) a.
 """
@@ -24,12 +24,11 @@ from dnn2gp.inference import Latent, LeftOut, Posterior
 from dnn2gp.inference.averages import averages
 from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.likelihoods import CategoricalLikelihood, ClassificationLikelihood, GaussianLikelihood, Likelihood
-from dnn2gp.network.inputs import take
 from dnn2gp.support.errors import IllConditionedError
 from dnn2gp.weights.expansion import Expansion
 
 if TYPE_CHECKING:
-    from dnn2gp.network.data import Data
+    pass
 
 # Examples whose leave-one-out predictions choose the calibration, evenly spread over the data.
 _EXAMPLES = 2000

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from torch import Tensor
@@ -11,7 +12,8 @@ from torch import Tensor
 from dnn2gp.evidence.function import Optimum
 from dnn2gp.evidence.spectrum import Spectrum
 from dnn2gp.evidence.tuning_result import EVIDENCE, Trial, TuningResult
-from dnn2gp.inference import Inference, LinearModel
+from dnn2gp.gp.evidence_at_mode import PRECISION, largest_evidence_at_mode
+from dnn2gp.inference import Inference, LinearisedMode, LinearModel, NetworkOutput
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.network.layout import Layout
 from dnn2gp.support.errors import EvidenceWarning, InputError, warn_user
@@ -19,7 +21,7 @@ from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.priors import PriorPrecision, expand_precision
 
-PRECISION, SIGMA = "prior_precision", "sigma"
+SIGMA = "sigma"
 _SYMBOLS = {PRECISION: "δ", SIGMA: "σ"}
 # A regression whose noise is this share of the spread of its targets explains almost nothing.
 UNEXPLAINED = 0.95
@@ -29,6 +31,23 @@ EXACT_WORDS = (
     "The evidence has no maximum in σ within its range: the network fits the targets exactly, or the targets are "
     "constant. Set σ, or train with more data or a smaller network."
 )
+
+
+@final
+@dataclass(frozen=True)
+class ByEvidence:
+    """prior_precision=ByEvidence(): the δ (and open σ) with the largest evidence, and where that is evaluated.
+
+    Away from a minimum there are two: the Laplace evidence at the weights of the network, NetworkOutput(), and that at
+    the mode of the linearised network, LinearisedMode(). By default, it is the first for classification and counts,
+    whose δ predicts better, and the second for regression, where it is the exact evidence of the linear model.
+    """
+
+    at: NetworkOutput | LinearisedMode | None = None
+
+    def __post_init__(self) -> None:
+        if self.at is not None and not isinstance(self.at, NetworkOutput | LinearisedMode):
+            raise InputError(f"at: expected NetworkOutput(), LinearisedMode() or None; got {self.at!r}.")
 
 
 @dataclass(frozen=True)
@@ -45,7 +64,7 @@ class Tuned:
 def tune_model(
     expand: Callable[[Likelihood], Expansion],
     likelihood: Likelihood,
-    prior_precision: PriorPrecision | str | None,
+    prior_precision: PriorPrecision | ByEvidence | str | None,
     targets: Tensor,
     layout: Layout,
     choose: Callable[[LinearModel], Inference],
@@ -59,15 +78,18 @@ def tune_model(
             f'prior_precision: expected "{EVIDENCE}", a number, a mapping from layer to number, or a tensor; got '
             f"{prior_precision!r}."
         )
-    by_evidence = prior_precision is None or isinstance(prior_precision, str)
+    by_evidence = prior_precision is None or isinstance(prior_precision, str | ByEvidence)
+    at = prior_precision.at if isinstance(prior_precision, ByEvidence) else None
     if not by_evidence and not likelihood.is_open:
         return None
     known = GaussianLikelihood(spread(targets)) if likelihood.is_open else likelihood
     expansion = expand(known)
-    precision = 1.0 if prior_precision is None or isinstance(prior_precision, str) else prior_precision
+    if isinstance(at, LinearisedMode) and not expansion.quadratic:
+        return _at_mode(expansion, known, layout, choose)
+    precision = 1.0 if prior_precision is None or isinstance(prior_precision, str | ByEvidence) else prior_precision
     prior = Gaussian.prior(expand_precision(precision, layout, expansion.anchor))
     model = LinearModel.from_laplace(expansion, prior)
-    spectrum = Spectrum.of(model, choose(model))
+    spectrum = Spectrum.of(model, choose(model), at_weights=isinstance(at, NetworkOutput))
     best = spectrum.maximise(precision=by_evidence, noise=likelihood.is_open)
     sigma = known.sigma.item() if likelihood.is_open and isinstance(known, GaussianLikelihood) else None
     choice = _Varied(spectrum, best, best.precision_scale.item() if by_evidence else None, sigma)
@@ -81,6 +103,17 @@ def tune_model(
         result=result,
         words=", ".join(f"{_SYMBOLS[name]} = {value:.3g}" for name, value in choice.settings.items()),
     )
+
+
+def _at_mode(
+    expansion: Expansion, likelihood: Likelihood, layout: Layout, choose: Callable[[LinearModel], Inference]
+) -> Tuned:
+    precision, result = largest_evidence_at_mode(expansion, likelihood, layout, choose)
+    delta = result.best[PRECISION]
+    if not result.converged:
+        result = replace(result, notes=(edge_words("δ", f"δ = {delta:.1g}"),))
+        warn_user(result.notes[0], EvidenceWarning)
+    return Tuned(precision, likelihood, result, f"δ = {delta:.3g}")
 
 
 @dataclass(frozen=True, eq=False)

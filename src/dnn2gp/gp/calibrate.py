@@ -102,9 +102,9 @@ class _Search:
         return [(log(low) if self.sharper else 0.0, log(high))]
 
     def _nll(self, scale: Tensor | float, second: Tensor | float | None) -> Tensor:
-        settings = {} if self.second is None else {self.second: second}
+        settings = {} if self.second is None or second is None else {self.second: second}
         return -self.averages.scaled(scale, **settings).log_prob(self.targets).mean()
 
     def _chosen(self, scale: float, second: float | None, nll: float) -> Chosen:
-        settings = {} if self.second is None else {self.second: second}
-        return Chosen(Calibration(scale, **settings), nll)  # pyright: ignore[reportArgumentType]
+        settings = {} if self.second is None or second is None else {self.second: second}
+        return Chosen(Calibration(scale, **settings), nll)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from jaxtyping import Shaped
+from torch import Tensor
 
 from dnn2gp.gp.automatic import Choice, calibration_at_mode, calibration_at_network
 from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration
@@ -59,12 +63,14 @@ def by_validation(mode: Posterior, likelihood: Likelihood, validation: object, n
     return Choice(posterior, best.calibration)
 
 
+@final
+@dataclass(frozen=True, eq=False)
 class HeldOut:
     """A validation set in the form that the network and the likelihood take."""
 
-    def __init__(self, inputs: Inputs, targets: object, likelihood: Likelihood) -> None:
-        """Inputs and targets that have been checked."""
-        self.inputs, self.targets, self.likelihood = inputs, targets, likelihood
+    inputs: Inputs
+    targets: Shaped[Tensor, "N ..."]
+    likelihood: Likelihood
 
     @staticmethod
     def of(validation: object, network: Network, likelihood: Likelihood) -> HeldOut:

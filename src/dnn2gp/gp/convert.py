@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dnn2gp.features import LayerwiseFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.gp.automatic import Choice, automatic
-from dnn2gp.gp.by_evidence import tune_model
+from dnn2gp.gp.by_evidence import ByEvidence, tune_model
 from dnn2gp.gp.calibrated import by_validation
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.means import with_mean
@@ -36,7 +36,7 @@ def convert(
     network: nn.Module,
     data: object,
     likelihood: Likelihood,
-    prior_precision: PriorPrecision | str | None = None,
+    prior_precision: PriorPrecision | ByEvidence | str | None = None,
     *,
     mean: Mean | None = None,
     validation: object = None,
@@ -56,7 +56,7 @@ def convert(
                      σ open, so that it is tuned by the evidence too
     prior_precision  δ of the L2 penalty ½ δ wᵀw on the *summed* loss: one number, one per layer, or one per weight
                      (see precision_from_weight_decay for networks trained on the mean loss); by default, the single
-                     δ with the largest evidence at these weights (`gp.tuning` keeps the curve)
+                     δ with the largest evidence at these weights (`gp.tuning` keeps the curve; see ByEvidence)
     mean             what predictions are centred at: NetworkOutput(), LinearisedMode() or GaussNewtonStep(), each with
                      the exact posterior covariance. By default, the mean and the calibration of a classifier are chosen
                      by leave-one-out or on the validation set, and a regression has its exact mean
@@ -91,7 +91,7 @@ def convert(
             tuned = tune_model(expand, likelihood, prior_precision, targets, function.layout, chosen)
             if tuned is not None:
                 likelihood, prior_precision = tuned.likelihood, tuned.prior_precision
-            assert not isinstance(prior_precision, str) and prior_precision is not None
+            assert not isinstance(prior_precision, str | ByEvidence | None)
             prior = Gaussian.prior(expand_precision(prior_precision, function.layout, function.weights))
             model = LinearModel.from_laplace(expand(likelihood), prior)  # (A), (B): Theorem 1
             posterior = chosen(model).infer(model)  # (C)

@@ -91,10 +91,10 @@ class GaussianProcess:
         if centre is None:
             exact = expansion.quadratic and self.inference.exact
             return LinearisedMode() if exact and not self.model.of_step else GaussNewtonStep()
-        at_mode = expansion.moved is not None
-        if at_mode and torch.equal(centre, expansion.moved):
+        moved = expansion.moved
+        if moved is not None and torch.equal(centre, moved):
             return LinearisedMode()
-        return NetworkOutput(sites_at_mode=at_mode)
+        return NetworkOutput(sites_at_mode=moved is not None)
 
     @property
     def prior(self) -> Gaussian:

@@ -105,7 +105,7 @@ def warn_unless_valid(gp: GaussianProcess) -> None:
     posterior = gp.inference
     if not at_minimum(posterior.model.relative_gradient(), posterior.step_bound(), exact=posterior.exact):
         warn_user(
-            "leave_one_out: the weights are not at a minimum of the loss, where leave-one-out is not valid. Convert with "
-            "mean=LinearisedMode(), or with NetworkOutput(sites_at_mode=True).",
+            "leave_one_out: the weights are not at a minimum of the loss, where leave-one-out is not valid. Convert "
+            "with mean=LinearisedMode(), or with NetworkOutput(sites_at_mode=True).",
             NotAMinimumWarning,
         )

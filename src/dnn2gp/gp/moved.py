@@ -37,7 +37,7 @@ class Movement:
         few = expansion.subset(index)
         features, inputs = few.features, few.inputs
         if isinstance(features, GradientFeatures):
-            features, inputs = features.jacobian, features.examples(inputs)
+            features, inputs = features.jacobian_features, features.examples(inputs)
         latent = posterior.latent(features, inputs)
         moved = (latent.outputs + latent.shift - features.outputs(inputs)).double()
         variances = latent.covariance.diagonal(dim1=1, dim2=2).double()

@@ -202,7 +202,7 @@ class Posterior(ABC):
         found = copy(self)
         found.model = replace(self.model, centre=centre)
         for cached in ("step", "mean"):
-            found.__dict__.pop(cached, None)
+            vars(found).pop(cached, None)
         return found
 
     def gaussian(self) -> Gaussian:

@@ -1,6 +1,6 @@
 """Leave-one-out in closed form: the posterior of f at each training input, given all the other examples.
 
-With f and V = J Σ̃ Jᵀ of one example at the mean of the posterior, and r, Λ = S Sᵀ of its site there, taking the site away
+With f and V = J Σ̃ Jᵀ of one example at the mean of the posterior, and r, Λ = S Sᵀ of its site there, removing the site
 gives
 
     V₋ = V + V S (I − SᵀVS)⁻¹ SᵀV = (I − VΛ)⁻¹ V ,        f₋ = f + V₋ r .

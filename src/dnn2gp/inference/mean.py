@@ -1,7 +1,7 @@
 """Which function a GP predicts around: the network itself, the mode of the linearised network, or one step towards it.
 
-A network that is not at a minimum of its loss (after Adam, mini-batches and early stopping, none is) does not agree with
-the mean of its linear model. At a minimum, the three means are the same.
+A network that is not at a minimum of its loss (after Adam, mini-batches and early stopping, none is) does not agree
+with the mean of its linear model. At a minimum, the three means are the same.
 """
 
 from __future__ import annotations

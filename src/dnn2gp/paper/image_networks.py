@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dnn2gp.gp.convert import convert
 from dnn2gp.inference.kernel import Kernel
+from dnn2gp.inference.mean import GaussNewtonStep
 from dnn2gp.inference.predictive import Predictive
 from dnn2gp.likelihoods import CategoricalLikelihood
 from dnn2gp.optim.optimizer import OnlineNewtonOptimizer
@@ -154,7 +155,14 @@ def trained_gp(config: ImagesConfig, images: Images, method: str, workspace: Wor
     data, likelihood = (training.inputs, training.labels), CategoricalLikelihood()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotAMinimumWarning)  # a diagonal posterior stays at the network
-        gp = convert(training.network, data, likelihood, config.laplace_prior_precision, structure=Diagonal())
+        gp = convert(
+            training.network,
+            data,
+            likelihood,
+            config.laplace_prior_precision,
+            structure=Diagonal(),
+            mean=GaussNewtonStep(),
+        )
     return NetworkGP(accuracy, gp.predict, Kernel.neural_tangent(training.network, some))
 
 

@@ -14,6 +14,7 @@ from dnn2gp.evidence.tuning_result import EVIDENCE, Setting, Trial
 from dnn2gp.gp.by_evidence import EXACT_WORDS, PRECISION, SIGMA, UNEXPLAINED, edge_words, spread, underfit_words
 from dnn2gp.gp.convert import convert
 from dnn2gp.gp.gaussian_process import GaussianProcess
+from dnn2gp.inference.mean import GaussNewtonStep
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.network.data import Data
 from dnn2gp.network.layout import Layout
@@ -90,7 +91,9 @@ class PriorChoice:
         """The GP of the network with this δ and σ; does not warn that the network is not at a minimum yet."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotAMinimumWarning)
-            return convert(network, (data.inputs, data.targets), self.likelihood, self.of_weights)
+            return convert(
+                network, (data.inputs, data.targets), self.likelihood, self.of_weights, mean=GaussNewtonStep()
+            )
 
     def improved(self, gp: GaussianProcess) -> PriorChoice:
         """The δ and σ with the largest evidence at the features of a GP that was made with these."""

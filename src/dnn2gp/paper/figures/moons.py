@@ -8,6 +8,7 @@ import numpy as np
 from torch import nn
 
 from dnn2gp.gp.convert import convert
+from dnn2gp.inference.mean import GaussNewtonStep
 from dnn2gp.likelihoods import BernoulliLikelihood
 from dnn2gp.network.mlp import mlp
 from dnn2gp.paper.datasets import half_moons
@@ -52,7 +53,7 @@ def compute(config: MoonsConfig, workspace: Workspace) -> Findings:
         max_iterations=config.max_iterations,
         seed=config.seed,
     )
-    gp = convert(network, data, likelihood, config.prior_precision)
+    gp = convert(network, data, likelihood, config.prior_precision, mean=GaussNewtonStep())
     x, y, grid = plane_grid(config.extent, config.resolution)
     plane, own = gp.predict(grid), gp.predict(points.inputs)
     shape = (len(y), len(x))

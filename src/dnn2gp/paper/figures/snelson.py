@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dnn2gp.gp.convert import convert
 from dnn2gp.gp.network_samples import sample_network
+from dnn2gp.inference.mean import GaussNewtonStep
 from dnn2gp.inference.predictive import Moments
 from dnn2gp.likelihoods import GaussianLikelihood
 from dnn2gp.network.mlp import mlp
@@ -88,7 +89,7 @@ def _laplace(config: SnelsonConfig, data: SnelsonData, x: Tensor) -> Findings:
     """DNN2GP at the best minimum, exact; networks sampled from the diagonal Gaussian there; the other minima."""
     likelihood, pair = GaussianLikelihood(config.sigma), (data.inputs, data.targets)
     network, minima = _minima(config, data, config.prior_precision, config.restarts)
-    diagonal = convert(network, pair, likelihood, config.prior_precision, structure=Diagonal())
+    diagonal = convert(network, pair, likelihood, config.prior_precision, structure=Diagonal(), mean=GaussNewtonStep())
     generator = torch.Generator().manual_seed(config.seed)
     sampled = sample_network(diagonal, x, config.num_networks, generator=generator)
     gps = _gps(network, minima.weights, config.prior_precision, config, data, x)
@@ -168,7 +169,9 @@ def _gps(
         warnings.simplefilter("ignore", NotAMinimumWarning)  # neither samples of q nor all restarts are at a minimum
         for own in weights:
             write_weights(network, own)
-            gp = convert(network, (data.inputs, data.targets), GaussianLikelihood(config.sigma), delta)
+            gp = convert(
+                network, (data.inputs, data.targets), GaussianLikelihood(config.sigma), delta, mean=GaussNewtonStep()
+            )
             found.append(gp.predict(x))
     return found
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dnn2gp.evidence.tuning_result import EVIDENCE, TuningResult
 from dnn2gp.gp.convert import convert
+from dnn2gp.inference.mean import GaussNewtonStep
 from dnn2gp.likelihoods import GaussianLikelihood
 from dnn2gp.network.mlp import mlp
 from dnn2gp.paper.batched_training import vogn
@@ -157,7 +158,9 @@ def _fits(config: SyntheticConfig, arrays: Arrays) -> Arrays:
     stds = []
     for own, delta in zip(weights, deltas.tolist(), strict=True):
         write_weights(network, own)
-        stds.append(convert(network, data, likelihood, delta).predict(grid).variance[:, 0].sqrt())
+        stds.append(
+            convert(network, data, likelihood, delta, mean=GaussNewtonStep()).predict(grid).variance[:, 0].sqrt()
+        )
     with torch.no_grad():
         means = ensemble.outputs(weights, grid[None])[..., 0]
     return {

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dnn2gp.gp.convert import convert
+from dnn2gp.inference.mean import GaussNewtonStep
 from dnn2gp.likelihoods import BernoulliLikelihood
 from dnn2gp.network.mlp import mlp
 from dnn2gp.paper.datasets import bent_clouds
@@ -40,7 +41,7 @@ def compute(config: TwoDConfig, workspace: Workspace) -> Findings:
     data = points.inputs, points.labels.double()[:, None]
     effort = {"restarts": 1, "max_iterations": config.max_iterations, "seed": config.seed}
     network, minimum = train_restarts(lambda: _network(config), data, likelihood, config.prior_precision, **effort)
-    gp = convert(network, data, likelihood, config.prior_precision)
+    gp = convert(network, data, likelihood, config.prior_precision, mean=GaussNewtonStep())
     x, y, grid = plane_grid(config.extent, config.resolution)
     with torch.no_grad():
         outputs = network(points.inputs)[:, 0]
