@@ -12,7 +12,7 @@ SPEC := pyproject.toml constraints.txt
 COVERAGE_ARGS := $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast fuzz test-browser test-compat coverage lint format bench bench-optimizers tuning-table clean
+.PHONY: help demo test test-fast fuzz test-browser test-compat coverage lint format bench bench-optimizers tuning-table averages-table clean
 .NOTPARALLEL: # two pips in one environment would collide
 .DELETE_ON_ERROR:
 
@@ -53,6 +53,9 @@ format: $(VENV)/.installed-dev ## sort imports and format in place
 
 tuning-table: $(VENV)/.installed ## compare evidence with cross-validation, and write the table in docs/tuning.md
 	$(BIN)/python -m benchmarks.tuning_table
+
+averages-table: $(VENV)/.installed ## compare ways to average probabilities, and write the table in docs/predictions.md
+	$(BIN)/python -m benchmarks.averages
 
 clean: ## remove the environments and all caches
 	rm -rf $(VENV) $(BENCH_VENV) build dist .coverage .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dnn2gp.inference.line_quadrature import log_average_line
 from dnn2gp.inference.logistic_normal import average_entropy, log_average_sigmoid
-from dnn2gp.inference.quasi_random import average_over_points, principal_root
+from dnn2gp.inference.quasi_random import average_over_points, for_all_calls, principal_root
 from dnn2gp.likelihoods import BernoulliLikelihood, CategoricalLikelihood, GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import NotPositiveDefiniteError
 
@@ -237,6 +237,7 @@ def entropy(probabilities: Float[Tensor, "*B K"]) -> Float[Tensor, "*B"]:
 @lru_cache(maxsize=8)
 def _differences(count: int) -> Float[Tensor, "K D"]:
     """An orthonormal basis of the vectors of K numbers whose sum is 0."""
-    columns = torch.eye(count, dtype=torch.float64)
-    columns[:, 0] = 1
-    return torch.linalg.qr(columns).Q[:, 1:]
+    with for_all_calls():
+        columns = torch.eye(count, dtype=torch.float64)
+        columns[:, 0] = 1
+        return torch.linalg.qr(columns).Q[:, 1:]

@@ -9,6 +9,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dnn2gp.likelihoods import Likelihood
+from dnn2gp.support.errors import NotFiniteError
 
 _NODES = 321
 _REACH = 9.0
@@ -38,23 +39,25 @@ def log_average_line(
 def _maximum(
     likelihood: Likelihood, mean: Tensor, root: Tensor, targets: Tensor
 ) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N 1"]]:
-    """(ẑ, w), from the increasing slope s r(m + sz) + z by Newton steps inside a bracket.
+    """(ẑ, w), from the increasing slope s r(m + sz) + z, which changes sign between 0 and −s r(m).
 
-    Between 0 and −s r(m) it changes sign, because r increases.
+    Newton steps; where one leaves the bracket or is no shorter than half of the step before, the bracket is halved.
     """
     z = torch.zeros_like(mean)
     first = root * likelihood.residual(mean, targets)
     low, high = torch.minimum(-first, z), torch.maximum(-first, z)
-    curvature = torch.ones_like(z)
-    for _ in range(100):
+    step = high - low
+    for _ in range(300):
         f = mean + root * z
         slope = root * likelihood.residual(f, targets) + z
         curvature = 1 + root.square() * likelihood.noise_precision(f, targets).squeeze(-1)
         low, high = torch.where(slope < 0, z, low), torch.where(slope > 0, z, high)
-        newton = z - slope / curvature
-        inside = (newton >= low) & (newton <= high)
-        step = torch.where(inside, newton, 0.5 * (low + high)) - z
-        z = z + step
+        newton = -slope / curvature
+        useful = (z + newton >= low) & (z + newton <= high) & (newton.abs() <= 0.5 * step.abs())
+        step = torch.where(useful, newton, 0.5 * (low + high) - z)
         if bool((step.abs() <= 1e-3 * curvature.rsqrt()).all()):
-            break
-    return z, curvature.rsqrt()
+            return z, curvature.rsqrt()
+        z = z + step
+    raise NotFiniteError(
+        "log_prob: the maximum of p(y | f) p(f) was not found. Check that the loss is convex and finite at the targets."
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -18,11 +19,19 @@ CHUNK = 2**18
 """How many values of f are held at once: few enough to stay in a cache."""
 
 
+@contextmanager
+def for_all_calls() -> Iterator[None]:
+    """Make tensors that later calls can use, whatever the default device and inference mode of the first one are."""
+    with torch.device("cpu"), torch.inference_mode(False):
+        yield
+
+
 @lru_cache(maxsize=8)
 def normal_points(count: int, dimensions: int) -> Float[Tensor, "S D"]:
     """Scrambled Sobol points as normal numbers z, always the same ones, in float64."""
-    uniform = SobolEngine(dimensions, scramble=True, seed=0).draw(count, dtype=torch.float64)
-    return torch.special.ndtri(uniform.clamp(2**-31, 1 - 2**-31))
+    with for_all_calls():
+        uniform = SobolEngine(dimensions, scramble=True, seed=0).draw(count, dtype=torch.float64)
+        return torch.special.ndtri(uniform.clamp(2**-31, 1 - 2**-31))
 
 
 def principal_root(

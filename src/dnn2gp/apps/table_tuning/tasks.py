@@ -148,7 +148,7 @@ class Classification(Task):
 
     def scores(self, predictive: Predictive, targets: Tensor) -> dict[str, float]:
         """The error rate, and the mean of log p(y)."""
-        probabilities = predictive.probit()
+        probabilities = predictive.probabilities
         return {"error": 1 - accuracy(probabilities, targets), "log_likelihood": -nll(probabilities, targets)}
 
     def constant_error(self, training: Tensor, held_out: Tensor) -> float:
@@ -156,14 +156,14 @@ class Classification(Task):
 
     def frame(self, predictive: Predictive) -> pd.DataFrame:
         """The most probable class, and the probability of every class."""
-        probabilities = predictive.probit().numpy()
+        probabilities = predictive.probabilities.numpy()
         best = [self.target.classes[position] for position in probabilities.argmax(1)]
         columns = {f"p_{name}": probabilities[:, k] for k, name in enumerate(self.target.classes)}
         return pd.DataFrame({"class": best, **columns})
 
     def calibration(self, predictive: Predictive, targets: Tensor) -> Calibration:
         """A reliability diagram and the expected calibration error."""
-        probabilities = predictive.probit()
+        probabilities = predictive.probabilities
         confidence, chosen = probabilities.max(-1)
         error = ece(probabilities, targets, num_bins=10)
         right = (chosen == targets).double().mean().item()
