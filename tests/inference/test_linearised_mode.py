@@ -134,10 +134,3 @@ def test_gradient_features_have_no_mode():
     case = problem("categorical")
     with pytest.raises(InputError, match="mean"):
         _converted(case, mean=LinearisedMode(), expansion=Expansion.empirical_fisher)
-
-
-def test_a_mean_is_a_configured_value():
-    case = problem("categorical")
-    for wrong in ("mode", LinearisedMode, 3):
-        with pytest.raises(InputError, match="mean"):
-            _converted(case, mean=wrong)

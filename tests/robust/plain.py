@@ -116,6 +116,7 @@ CASES = {
     "structure: class": lambda: attempt(structure=Kronecker),
     "structure: inference": lambda: attempt(structure=FunctionSpace),
     "inference: string": lambda: attempt(inference="function space"),
+    "mean: string": lambda: attempt(mean="mode"),
     "inference: class": lambda: attempt(inference=FunctionSpace),
     "inference: structure": lambda: attempt(inference=Diagonal()),
     "budget: string": lambda: attempt(memory_budget="4GB"),
