@@ -354,6 +354,8 @@ def test_probabilities_average_over_the_gp() -> None:
     rows = J_new.reshape(len(new), 3, -1)
     covariance = rows @ np.linalg.inv(precision) @ rows.transpose(0, 2, 1)
     draws = np.random.default_rng(0).normal(size=(100_000, 3))
+    chosen = est.gp_.predict(torch.from_numpy(standardised(new, X))).calibration
+    mean, covariance = mean / chosen.temperature, covariance * (chosen.scale / chosen.temperature**2)
     average = np.stack([softmax(m + draws @ root(C).T).mean(0) for m, C in zip(mean, covariance, strict=True)])
     np.testing.assert_allclose(found, average, atol=0.01)  # five standard errors, and the error of the points
     plain = softmax(f_new.reshape(-1, 3))
