@@ -13,6 +13,7 @@ from dnn2gp.evidence.function import Optimum
 from dnn2gp.evidence.spectrum import Spectrum
 from dnn2gp.evidence.tuning_result import EVIDENCE, Trial, TuningResult
 from dnn2gp.gp.evidence_at_mode import PRECISION, largest_evidence_at_mode
+from dnn2gp.gp.interpolation import explains_too_much, left_out_error
 from dnn2gp.inference import Inference, LinearisedMode, LinearModel, NetworkOutput
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.network.layout import Layout
@@ -91,6 +92,10 @@ def tune_model(
     model = LinearModel.from_laplace(expansion, prior)
     spectrum = Spectrum.of(model, choose(model), at_weights=isinstance(at, NetworkOutput))
     best = spectrum.maximise(precision=by_evidence, noise=likelihood.is_open)
+    if at is None and by_evidence and likelihood.is_open and explains_too_much(expansion, best.noise_scale.item()):
+        other = Spectrum.of(model, choose(model), at_weights=True)
+        choices = [(each, each.maximise(precision=True, noise=True)) for each in (spectrum, other)]
+        spectrum, best = min(choices, key=lambda pair: _left_out_error(model, pair[1], choose))
     sigma = known.sigma.item() if likelihood.is_open and isinstance(known, GaussianLikelihood) else None
     choice = _Varied(spectrum, best, best.precision_scale.item() if by_evidence else None, sigma)
     notes = choice.notes()
@@ -103,6 +108,14 @@ def tune_model(
         result=result,
         words=", ".join(f"{_SYMBOLS[name]} = {value:.3g}" for name, value in choice.settings.items()),
     )
+
+
+def _left_out_error(model: LinearModel, best: Optimum, choose: Callable[[LinearModel], Inference]) -> float:
+    """The leave-one-out error of the linear model with these multiples of δ and σ."""
+    s, prior = best.noise_scale.item(), model.prior.precision.diagonal() * best.precision_scale.item()
+    expansion = model.expansion.weighted(s**-2)
+    scaled = LinearModel.from_laplace(expansion, Gaussian.prior(prior.to(expansion.anchor.dtype)))
+    return left_out_error(choose(scaled).infer(scaled))
 
 
 def _at_mode(

@@ -60,10 +60,10 @@ class LeftOut:
         return LeftOut((V @ site_residual(expansion, latent).unsqueeze(-1)).squeeze(-1), V)
 
 
-def left_out(posterior: Posterior, latent: Latent) -> LeftOut:
-    """Leave-one-out of a posterior with this `latent` at its training inputs; see `LeftOut.of`."""
+def left_out(expansion: Expansion, latent: Latent, posterior: Posterior) -> LeftOut:
+    """Leave-one-out of some training examples with this `latent`; see `LeftOut.of`."""
     try:
-        return LeftOut.of(posterior.model.expansion, latent)
+        return LeftOut.of(expansion, latent)
     except IllConditionedError as error:
         if posterior.exact:
             raise
