@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dnn2gp import CategoricalLikelihood, GaussianProcess, WeightSpace, convert, diagnose, load, save
-from dnn2gp.inference import Inference
+from dnn2gp.inference import Inference, NetworkOutput
 from dnn2gp.weights.structures import Structure
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
@@ -52,8 +52,10 @@ def converted(network: nn.Module, data: tuple[Tensor, Tensor], **choices: object
 
 
 def test_all_directions_are_the_exact_posterior(outside, network, data) -> None:
-    every = converted(network, data, inference=outside.LeadingDirections(rank=NUM_WEIGHTS))
-    exact = converted(network, data, inference=WeightSpace())
+    every, exact = (
+        converted(network, data, inference=inference, mean=NetworkOutput())
+        for inference in (outside.LeadingDirections(rank=NUM_WEIGHTS), WeightSpace())
+    )
     x = data[0][:4]
     assert every.network.num_weights == NUM_WEIGHTS
     torch.testing.assert_close(every.covariance(x), exact.covariance(x))
@@ -64,7 +66,7 @@ def test_all_directions_are_the_exact_posterior(outside, network, data) -> None:
 
 def test_fewer_directions_leave_more_variance(outside, network, data) -> None:
     some, exact = (
-        converted(network, data, inference=inference)
+        converted(network, data, inference=inference, mean=NetworkOutput())
         for inference in (outside.LeadingDirections(rank=3), WeightSpace())
     )
     ratio = some.inference.weight_variances() / exact.inference.weight_variances()

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dnn2gp import FunctionSpace, GaussianLikelihood, WeightSpace, convert
+from dnn2gp.inference import GaussNewtonStep
 from dnn2gp.inference.predictive import psd_root
 from dnn2gp.support.errors import NotPositiveDefiniteError
 
@@ -32,9 +33,9 @@ def test_classification_variance_is_noise_plus_noise_j_sigma_j_noise(kind, outpu
     f, spread, _ = parts(case)
     p = torch.softmax(f, 1) if kind == "categorical" else 1 / (1 + torch.exp(-f))
     noise = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-    prediction = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=space).predict(
-        case.x_test
-    )
+    prediction = convert(
+        case.module, (case.x, case.y), case.likelihood, case.delta, inference=space, mean=GaussNewtonStep()
+    ).predict(case.x_test)
     torch.testing.assert_close(prediction.mean, p, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(prediction.aleatoric_covariance, noise, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(prediction.epistemic_covariance, noise @ spread @ noise, rtol=1e-8, atol=1e-10)
@@ -47,9 +48,9 @@ def test_regression_is_the_network_with_variance_sigma_plus_j_sigma_j(space):
     """y ~ N(f_w*, J Σ̃ Jᵀ + σ²I)."""
     case = minimum("gaussian per output", 8)
     f, spread, _ = parts(case)
-    prediction = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=space).predict(
-        case.x_test
-    )
+    prediction = convert(
+        case.module, (case.x, case.y), case.likelihood, case.delta, inference=space, mean=GaussNewtonStep()
+    ).predict(case.x_test)
     sigma = case.likelihood.sigma
     torch.testing.assert_close(prediction.mean, f, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(prediction.aleatoric, (sigma**2).expand(4, 2), rtol=1e-12, atol=0)
@@ -61,7 +62,9 @@ def test_poisson_has_its_mean_as_noise():
     """h = Λ = exp f: variance λ + λ J Σ̃ Jᵀ λ."""
     case = minimum("poisson", 8)
     f, spread, _ = parts(case)
-    prediction = convert(case.module, (case.x, case.y), case.likelihood, case.delta).predict(case.x_test)
+    prediction = convert(case.module, (case.x, case.y), case.likelihood, case.delta, mean=GaussNewtonStep()).predict(
+        case.x_test
+    )
     rate = f.exp()
     torch.testing.assert_close(prediction.mean, rate, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(prediction.aleatoric, rate, rtol=1e-10, atol=0)
@@ -82,7 +85,9 @@ def test_away_from_a_minimum_the_mean_follows_the_gauss_newton_step(kind):
         "categorical": lambda a: torch.softmax(a, -1),
     }[kind]
     slope = torch.stack([torch.autograd.functional.jacobian(link, row) for row in f])
-    prediction = convert(case.module, (case.x, case.y), case.likelihood, case.delta).predict(case.x_test)
+    prediction = convert(case.module, (case.x, case.y), case.likelihood, case.delta, mean=GaussNewtonStep()).predict(
+        case.x_test
+    )
     expected = link(f) + (slope @ shift.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(prediction.mean, expected, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(prediction.delta(), link(f + shift), rtol=1e-8, atol=1e-9)
@@ -96,7 +101,9 @@ def test_probabilities_probit_and_monte_carlo():
     case = problem("bernoulli", 8, 1)
     f, spread, shift = parts(case)
     m, v = (f + shift)[:, 0], spread[:, 0, 0]
-    prediction = convert(case.module, (case.x, case.y), case.likelihood, case.delta).predict(case.x_test)
+    prediction = convert(case.module, (case.x, case.y), case.likelihood, case.delta, mean=GaussNewtonStep()).predict(
+        case.x_test
+    )
     torch.testing.assert_close(
         prediction.probit()[:, 0], torch.sigmoid(m / (1 + torch.pi * v / 8).sqrt()), rtol=1e-8, atol=0
     )
@@ -112,7 +119,9 @@ def test_probabilities_probit_and_monte_carlo():
 def test_monte_carlo_of_softmax_uses_the_whole_covariance():
     case = problem("categorical", 8, 4)
     f, spread, shift = parts(case)
-    prediction = convert(case.module, (case.x, case.y), case.likelihood, case.delta).predict(case.x_test)
+    prediction = convert(case.module, (case.x, case.y), case.likelihood, case.delta, mean=GaussNewtonStep()).predict(
+        case.x_test
+    )
     draws = torch.distributions.MultivariateNormal(f + shift, spread)
     torch.manual_seed(5)
     probabilities = torch.softmax(draws.sample((60_000,)), -1)
@@ -123,7 +132,9 @@ def test_monte_carlo_of_softmax_uses_the_whole_covariance():
 def test_samples_of_y_have_the_predictive_moments():
     case = problem("gaussian", 8)
     f, spread, shift = parts(case)
-    prediction = convert(case.module, (case.x, case.y), case.likelihood, case.delta).predict(case.x_test)
+    prediction = convert(case.module, (case.x, case.y), case.likelihood, case.delta, mean=GaussNewtonStep()).predict(
+        case.x_test
+    )
     y = prediction.sample(20_000, torch.Generator().manual_seed(0))
     variance = spread.diagonal(dim1=1, dim2=2) + 0.3**2
     assert ((y.mean(0) - f - shift) / (variance / 20_000).sqrt()).abs().max() < 4.5
@@ -134,7 +145,9 @@ def test_samples_of_y_have_the_predictive_moments():
 def test_samples_of_y_have_the_shape_of_the_outputs(kind):
     case = problem(kind, 8, 6 if kind == "gaussian" else 3)
     module = nn.Sequential(case.module, nn.Unflatten(1, (2, 3))) if kind == "gaussian" else case.module
-    prediction = convert(module, (case.x, case.y), case.likelihood, case.delta).predict(case.x_test)
+    prediction = convert(module, (case.x, case.y), case.likelihood, case.delta, mean=GaussNewtonStep()).predict(
+        case.x_test
+    )
     assert prediction.sample(5).shape == ((5, 4, 2, 3) if kind == "gaussian" else (5, 4))
 
 

@@ -9,6 +9,7 @@ import torch
 from scipy.stats import multivariate_normal
 
 from dnn2gp import FunctionSpace, GaussianLikelihood, WeightSpace, convert
+from dnn2gp.inference import GaussNewtonStep
 
 from problems import KINDS, minimum, problem
 from reference import brute_force
@@ -39,7 +40,9 @@ def test_laplace_evidence_by_explicit_determinants(kind, examples, space):
     log_prior = torch.distributions.Normal(0.0, case.delta.rsqrt()).log_prob(w).sum()
     precision = torch.einsum("nkp,nkl,nlq->pq", J, Lam, J) + torch.diag(case.delta)
     expected = -loss - log_normaliser(kind, case) + log_prior + len(w) / 2 * log(2 * pi) - torch.logdet(precision) / 2
-    evidence = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=space).evidence()
+    evidence = convert(
+        case.module, (case.x, case.y), case.likelihood, case.delta, inference=space, mean=GaussNewtonStep()
+    ).evidence()
     assert evidence.laplace == pytest.approx(expected.item(), rel=1e-10)
     assert evidence.value == (evidence.linear_model if kind.startswith("gaussian") else evidence.laplace)
 
@@ -59,7 +62,9 @@ def test_gaussian_evidence_is_that_of_the_transformed_regression(kind, examples,
 
 
 def evidence_of(case, space):
-    return convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=space).evidence()
+    return convert(
+        case.module, (case.x, case.y), case.likelihood, case.delta, inference=space, mean=GaussNewtonStep()
+    ).evidence()
 
 
 def regression_evidence(case):
@@ -84,7 +89,7 @@ def test_gradient_in_delta_is_that_of_autograd_through_the_explicit_formula(kind
         gradient = torch.einsum("nkp,nk->p", J, r) + delta * w
         value = value + 0.5 * gradient @ torch.linalg.solve(precision, gradient)
     expected = torch.autograd.grad(value, delta)[0]
-    gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=space)
+    gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=space, mean=GaussNewtonStep())
     found = gp.evidence_gradient()
     torch.testing.assert_close(found.prior_precision, expected, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(found.scalar(), expected.sum(), rtol=1e-7, atol=1e-9)

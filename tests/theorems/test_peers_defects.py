@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dnn2gp import CategoricalLikelihood, FunctionSpace, GaussianLikelihood, WeightSpace, convert, load, save
+from dnn2gp.inference import GaussNewtonStep
 
 from problems import problem
 from reference import brute_force
@@ -33,7 +34,7 @@ def test_defect_1_off_diagonal_of_the_noise_precision_is_kept(space):
         precision = torch.einsum("nkp,nkl,nlq->pq", J, noise_precision, J) + torch.diag(case.delta)
         return torch.einsum("nkp,pq,nkq->nk", J_test, torch.linalg.inv(precision), J_test)
 
-    gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=space)
+    gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=space, mean=GaussNewtonStep())
     found = gp.predict(case.x_test).latent_covariance.diagonal(dim1=1, dim2=2)
     torch.testing.assert_close(found, logit_variances(Lam), rtol=1e-8, atol=1e-10)
     dropped = logit_variances(torch.diag_embed(Lam.diagonal(dim1=1, dim2=2)))
@@ -73,7 +74,7 @@ def test_defect_4_a_point_without_noise_precision_says_nothing(space):
     logits = brute_force.outputs(module, certain)
     y = logits.argmax(1)
     assert torch.softmax(logits, 1).max() == 1.0
-    base = convert(module, (case.x, case.y), case.likelihood, case.delta, inference=space)
+    base = convert(module, (case.x, case.y), case.likelihood, case.delta, inference=space, mean=GaussNewtonStep())
     more = base.condition((certain, y))
     torch.testing.assert_close(more.covariance(case.x_test), base.covariance(case.x_test), rtol=1e-9, atol=0)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnn2gp import FunctionSpace, GaussianLikelihood, WeightSpace, convert
+from dnn2gp.inference import GaussNewtonStep, LinearisedMode
+from dnn2gp.inference.calibration import Calibration
 from dnn2gp.weights import Expansion
 
 from problems import KINDS, problem
@@ -39,8 +43,9 @@ def assert_agree(a, b, tolerance=1e-8):
         *((kind, *sizes) for kind in ("gaussian", "categorical") for sizes in ((40, 3, 2), (1, 2, 1))),
     ],
 )
-def test_all_answers_agree(kind, examples, outputs, width):
-    weight, function = both(problem(kind, examples, outputs, width))
+@pytest.mark.parametrize("mean", [GaussNewtonStep(), LinearisedMode()], ids=repr)
+def test_all_answers_agree(kind, examples, outputs, width, mean):
+    weight, function = both(problem(kind, examples, outputs, width), mean=mean)
     generator = torch.Generator().manual_seed(1)
     x, z = (torch.randn(n, 2, generator=generator, dtype=torch.float64) for n in (4, 3))
     assert_agree(weight.inference.mean, function.inference.mean)
@@ -72,7 +77,7 @@ def test_tiny_problems_agree_with_each_other_and_with_brute_force(kind, examples
     J_test = brute_force.jacobian(case.module, case.x_test)
     expected = torch.einsum("nkp,pq,mlq->nkml", J_test, covariance, J_test)
     log_det = torch.linalg.slogdet(torch.linalg.inv(covariance) / case.delta)[1]
-    for gp in both(case):
+    for gp in both(case, mean=GaussNewtonStep()):
         assert_agree(gp.inference.mean, mean)
         assert_agree(gp.covariance(case.x_test), expected)
         assert abs(2 * gp.evidence().complexity - log_det) <= 1e-8 * max(1, log_det)
@@ -89,7 +94,7 @@ def test_gradient_features_agree(kind):
     mean = case.weights - torch.linalg.solve(precision, gradients.sum(0) + case.delta * case.weights)
     J_test = brute_force.jacobian(case.module, case.x_test)
     covariance = torch.einsum("nkp,pq,mlq->nkml", J_test, torch.linalg.inv(precision), J_test)
-    for gp in both(case, expansion=Expansion.empirical_fisher):
+    for gp in both(case, mean=GaussNewtonStep(), expansion=Expansion.empirical_fisher):
         assert_agree(gp.inference.mean, mean)
         assert_agree(gp.covariance(case.x_test), covariance)
         assert_agree(gp.predict(case.x_test).latent_covariance, torch.stack([covariance[i, :, i] for i in range(4)]))
@@ -97,9 +102,12 @@ def test_gradient_features_agree(kind):
 
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
 @pytest.mark.parametrize("space", [WeightSpace(), FunctionSpace()], ids=repr)
-def test_function_samples_have_the_posterior_moments_and_are_coherent(kind, space):
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_function_samples_have_the_posterior_moments_and_are_coherent(kind, space, calibrated):
     case = problem(kind, 5)
-    gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=space)
+    gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, inference=space, mean=GaussNewtonStep())
+    if calibrated:
+        gp = replace(gp, calibration=Calibration(0.3, 2.0 if kind == "categorical" else 1.0))
     count = 40_000
     functions = gp.sample_functions(count, torch.Generator().manual_seed(1))
     values = functions(case.x_test)
@@ -123,5 +131,5 @@ def test_per_example_noise_agrees():
     precision = torch.einsum("nkp,nk,nkq->pq", J, sigma**-2, J) + torch.diag(case.delta)
     J_test = brute_force.jacobian(case.module, case.x_test)
     expected = torch.einsum("nkp,pq,mlq->nkml", J_test, torch.linalg.inv(precision), J_test)
-    for gp in both(case):
+    for gp in both(case, mean=GaussNewtonStep()):
         assert_agree(gp.covariance(case.x_test), expected)

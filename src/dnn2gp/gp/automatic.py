@@ -12,7 +12,7 @@ the measurements that led here):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -26,9 +26,6 @@ from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.likelihoods import CategoricalLikelihood, ClassificationLikelihood, GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import IllConditionedError
 from dnn2gp.weights.expansion import Expansion
-
-if TYPE_CHECKING:
-    pass
 
 # Examples whose leave-one-out predictions choose the calibration, evenly spread over the data.
 _EXAMPLES = 2000

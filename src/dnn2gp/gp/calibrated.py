@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from jaxtyping import Shaped
 from torch import Tensor
 
+from dnn2gp.features import NetworkFeatures, StackedFeatures
 from dnn2gp.gp.automatic import Choice, calibration_at_mode, calibration_at_network
 from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration
-from dnn2gp.gp.means import at_mode, at_network
+from dnn2gp.gp.means import at_mode, at_network, mean_of
 from dnn2gp.gp.minimum import at_minimum
 from dnn2gp.inference import GaussNewtonStep, Latent, LinearisedMode, Posterior
 from dnn2gp.inference.averages import averages
@@ -21,33 +22,35 @@ from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs
 from dnn2gp.support.errors import InputError
 
-if TYPE_CHECKING:
-    from dnn2gp.gp.gaussian_process import GaussianProcess
 
-
-def calibration_for(gp: GaussianProcess, validation: object = None) -> Calibration:
-    """The calibration of a GP with its mean, by leave-one-out if there is no validation set."""
+def calibration_for(
+    posterior: Posterior,
+    likelihood: Likelihood,
+    features: NetworkFeatures | StackedFeatures,
+    validation: object = None,
+) -> Calibration:
+    """The calibration of a posterior with its mean, by leave-one-out if there is no validation set."""
     if validation is not None:
-        held = HeldOut.of(validation, gp.network, gp.likelihood)
-        return held.best(gp.inference.latent(gp.features, held.inputs)).calibration
-    expansion, centre = gp.model.expansion, gp.centre
-    if gp.model.of_step or expansion.targets is None:
+        held = HeldOut.of(validation, features.network, likelihood)
+        return held.best(posterior.latent(features, held.inputs)).calibration
+    expansion, mean = posterior.model.expansion, mean_of(posterior)
+    if posterior.model.of_step or expansion.targets is None:
         raise InputError(
             "calibrated: leave-one-out needs the GP of a trained network with Gauss-Newton features and its targets. "
             "Pass a validation set: gp.calibrated((inputs, targets))."
         )
-    if isinstance(centre, LinearisedMode):
-        return calibration_at_mode(gp.inference, gp.likelihood)
-    if isinstance(centre, GaussNewtonStep):
-        if not _is_minimum(gp.inference):
+    if isinstance(mean, LinearisedMode):
+        return calibration_at_mode(posterior, likelihood)
+    if isinstance(mean, GaussNewtonStep):
+        if not _is_minimum(posterior):
             raise InputError(
                 "calibrated: leave-one-out is not valid after a single Gauss-Newton step, as the weights are not at a "
                 "minimum. Convert with another mean=, or pass a validation set: gp.calibrated((inputs, targets))."
             )
-        return calibration_at_mode(gp.inference, gp.likelihood)
-    mode = gp.inference if expansion.moved is not None else at_mode(gp.inference, gp.likelihood)
+        return calibration_at_mode(posterior, likelihood)
+    mode = posterior if expansion.moved is not None else at_mode(posterior, likelihood)
     assert mode.model.expansion.moved is not None
-    return calibration_at_network(mode.recentred(mode.model.expansion.moved), gp.likelihood)
+    return calibration_at_network(mode.recentred(mode.model.expansion.moved), likelihood)
 
 
 def by_validation(mode: Posterior, likelihood: Likelihood, validation: object, network: Network) -> Choice:

@@ -18,13 +18,12 @@ from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.features import AveragedFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.gp.calibrated import calibration_for
 from dnn2gp.gp.function_samples import FunctionSamples
-from dnn2gp.gp.leave_one_out import LeaveOneOut, leave_one_out, warn_unless_valid
+from dnn2gp.gp.leave_one_out import LeaveOneOut, leave_one_out
+from dnn2gp.gp.means import mean_of
 from dnn2gp.inference import (
     AveragedPredictive,
     Cost,
-    GaussNewtonStep,
     Kernel,
-    LinearisedMode,
     LinearModel,
     Mean,
     NetworkOutput,
@@ -87,14 +86,7 @@ class GaussianProcess:
     @property
     def centre(self) -> Mean:
         """Which function predictions are centred at."""
-        expansion, centre = self.model.expansion, self.model.centre
-        if centre is None:
-            exact = expansion.quadratic and self.inference.exact
-            return LinearisedMode() if exact and not self.model.of_step else GaussNewtonStep()
-        moved = expansion.moved
-        if moved is not None and torch.equal(centre, moved):
-            return LinearisedMode()
-        return NetworkOutput(sites_at_mode=moved is not None)
+        return mean_of(self.inference)
 
     @property
     def prior(self) -> Gaussian:
@@ -161,9 +153,7 @@ class GaussianProcess:
         Exact for a Gaussian likelihood. For others it is exact to first order, at a minimum of the loss or at the mode
         of the linearised network: `convert` with `LinearisedMode()`, or with `NetworkOutput(sites_at_mode=True)`.
         """
-        if self.model.expansion.moved is None and not self.model.expansion.quadratic:
-            warn_unless_valid(self)
-        return leave_one_out(self)
+        return leave_one_out(self.inference, self.likelihood, self.calibration)
 
     def calibrated(self, validation: object = None) -> GaussianProcess:
         """The same GP with the calibration that predicts best: a and τ for classification, a and σ for regression.
@@ -173,7 +163,8 @@ class GaussianProcess:
                 special case a = 0. Without it, leave-one-out decides, which cannot see what the features of the
                 network have memorised of the training data.
         """
-        return replace(self, calibration=calibration_for(self, validation))
+        found = calibration_for(self.inference, self.likelihood, self.features, validation)
+        return replace(self, calibration=found)
 
     def sample_functions(self, num_samples: int, generator: torch.Generator | None = None) -> FunctionSamples:
         """Functions drawn from the posterior, which can be evaluated anywhere and as often as needed."""

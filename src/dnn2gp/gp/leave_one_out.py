@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from dnn2gp.features import GradientFeatures
+from dnn2gp.features import NetworkFeatures
 from dnn2gp.gp.minimum import at_minimum
-from dnn2gp.inference import Predictive, left_out
+from dnn2gp.inference import Posterior, Predictive, left_out
+from dnn2gp.inference.calibration import Calibration
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import InputError, NotAMinimumWarning, warn_user
-
-if TYPE_CHECKING:
-    from dnn2gp.gp.gaussian_process import GaussianProcess
+from dnn2gp.weights.expansion import Expansion
 
 
 @final
@@ -67,10 +66,11 @@ class LeaveOneOut:
         return f"LeaveOneOut({len(self.targets)} examples, NLL {self.nll:.3f})"
 
 
-def leave_one_out(gp: GaussianProcess) -> LeaveOneOut:
-    """The leave-one-out predictions of a GP."""
-    expansion = gp.model.expansion
-    if gp.model.of_step or isinstance(expansion.features, GradientFeatures):
+def leave_one_out(posterior: Posterior, likelihood: Likelihood, calibration: Calibration) -> LeaveOneOut:
+    """The leave-one-out predictions of a GP; a warning if they are not valid."""
+    expansion = posterior.model.expansion
+    features = expansion.features
+    if posterior.model.of_step or not isinstance(features, NetworkFeatures):
         raise InputError(
             "leave_one_out: expected the GP of a trained network with Gauss-Newton features; got that of a training "
             "step, or one with gradient features."
@@ -80,29 +80,30 @@ def leave_one_out(gp: GaussianProcess) -> LeaveOneOut:
             "leave_one_out: the file of this GP does not contain the targets of the training data, because an earlier "
             "release wrote it. Convert the network again."
         )
-    latent = gp.inference.latent(gp.features, expansion.inputs)
-    found = left_out(gp.inference, latent)
+    if expansion.moved is None and not expansion.quadratic:
+        _warn_unless_valid(posterior)
+    latent = posterior.latent(features, expansion.inputs)
+    found = left_out(posterior, latent)
     prediction = Predictive(
-        likelihood=own_noise(gp),
-        output_shape=gp.network.output_shape,
+        likelihood=_own_noise(expansion, likelihood),
+        output_shape=features.network.output_shape,
         outputs=latent.outputs + (latent.shift + found.shift).to(latent.outputs.dtype),
         shift=torch.zeros_like(latent.shift),
         latent_covariance=found.covariance,
-        calibration=gp.calibration,
+        calibration=calibration,
     )
     return LeaveOneOut(prediction, expansion.targets)
 
 
-def own_noise(gp: GaussianProcess) -> Likelihood:
+def _own_noise(expansion: Expansion, likelihood: Likelihood) -> Likelihood:
     """The likelihood of the training examples: with the noise of each, if it is Gaussian."""
-    if not isinstance(gp.likelihood, GaussianLikelihood):
-        return gp.likelihood
-    return GaussianLikelihood(gp.model.expansion.root.diagonal(dim1=1, dim2=2).reciprocal())
+    if not isinstance(likelihood, GaussianLikelihood):
+        return likelihood
+    return GaussianLikelihood(expansion.root.diagonal(dim1=1, dim2=2).reciprocal())
 
 
-def warn_unless_valid(gp: GaussianProcess) -> None:
+def _warn_unless_valid(posterior: Posterior) -> None:
     """Warn if the sites are those of a network that is not at a minimum."""
-    posterior = gp.inference
     if not at_minimum(posterior.model.relative_gradient(), posterior.step_bound(), exact=posterior.exact):
         warn_user(
             "leave_one_out: the weights are not at a minimum of the loss, where leave-one-out is not valid. Convert "

@@ -21,6 +21,19 @@ def with_mean(posterior: Posterior, mean: Mean, likelihood: Likelihood) -> Poste
     return at_mode(posterior, likelihood)
 
 
+def mean_of(posterior: Posterior) -> Mean:
+    """Which function the predictions of a posterior are centred at."""
+    expansion, centre = posterior.model.expansion, posterior.model.centre
+    if centre is None and not posterior.exact:  # an approximation takes no step
+        return NetworkOutput()
+    if centre is None:
+        return LinearisedMode() if expansion.quadratic and not posterior.model.of_step else GaussNewtonStep()
+    moved = expansion.moved
+    if moved is not None and torch.equal(centre, moved):
+        return LinearisedMode()
+    return NetworkOutput(sites_at_mode=moved is not None)
+
+
 def at_mode(posterior: Posterior, likelihood: Likelihood, tolerance: float | None = None) -> Posterior:
     """With the sites at the mode of the linearised network, and centred there."""
     return posterior.method.infer(linearised_mode(posterior, likelihood, tolerance))
