@@ -81,7 +81,9 @@ def split(data: str, seed: int) -> Split:
     x, y = load()
     x_train, x_rest, y_train, y_rest = train_test_split(x, y, train_size=count, stratify=y, random_state=seed)
     held = min(max(30, count // 3), len(x_rest) // 2)
-    x_held, x_test, y_held, y_test = train_test_split(x_rest, y_rest, train_size=held, stratify=y_rest, random_state=seed)
+    x_held, x_test, y_held, y_test = train_test_split(
+        x_rest, y_rest, train_size=held, stratify=y_rest, random_state=seed
+    )
     scaler = StandardScaler().fit(x_train)
 
     def pair(x: np.ndarray, y: np.ndarray) -> Pair:

@@ -71,8 +71,8 @@ def _verdicts(rows: Sequence[dict]) -> list[str]:
     lost = gaps("network", "GP", "accuracy")
     over = sum(gap > 0.05 for gap in gaps("GP", "network", "nll"))
     return [
-        f"- NLL of the GP minus that of its network: {fmean(gaps('GP', 'network', 'nll')):+.3f} on average, {worst:+.3f} "
-        f"at worst; {over} of {len(rows)} are above by more than 0.05 nats.",
+        f"- NLL of the GP minus that of its network: {fmean(gaps('GP', 'network', 'nll')):+.3f} on average, "
+        f"{worst:+.3f} at worst; {over} of {len(rows)} are above by more than 0.05 nats.",
         f"- NLL of the GP (no validation data) minus that of temperature scaling (validation data): "
         f"{fmean(gaps('GP', 'temperature scaling', 'nll')):+.3f} on average.",
         f"- NLL of the GP with validation data minus that of temperature scaling: "
@@ -107,7 +107,10 @@ def _minima(rows: Sequence[dict]) -> str:
 
 
 def _regressions(rows: Sequence[dict]) -> str:
-    head = "| regression on | examples | network: RMSE | NLL | **GP**: RMSE | NLL | coverage of 90 % intervals | calibrated: NLL | coverage |"
+    head = (
+        "| regression on | examples | network: RMSE | NLL | **GP**: RMSE | NLL | coverage of 90 % intervals | "
+        "calibrated: NLL | coverage |"
+    )
     lines = [head, "|---|" + "---:|" * 8]
     for row in rows:
         lines.append(

@@ -1,8 +1,8 @@
 """A regression whose evidence prefers to interpolate: does the linear model predict as well as it fits?
 
-Where rows occur twice, or targets are whole numbers, the linear model of a large network may fit the training data almost
-without noise, and its evidence is largest there, although predictions between the examples are far off. Leave-one-out
-tells the two apart.
+Where rows occur twice, or targets are whole numbers, the linear model of a large network may fit the training data
+almost without noise, and its evidence is largest there, although predictions between the examples are far off.
+Leave-one-out tells the two apart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def left_out_error(posterior: Posterior) -> float:
     """
     expansion = posterior.model.expansion
     count = min(_EXAMPLES, expansion.num_examples)
-    few = expansion.subset(torch.linspace(0, expansion.num_examples - 1, count).round().long().to(expansion.root.device))
+    few = expansion.subset(
+        torch.linspace(0, expansion.num_examples - 1, count).round().long().to(expansion.root.device)
+    )
     assert few.targets is not None
     try:
         latent = posterior.latent(few.features, few.inputs)

@@ -83,7 +83,7 @@ def leave_one_out(posterior: Posterior, likelihood: Likelihood, calibration: Cal
     if expansion.moved is None and not expansion.quadratic:
         _warn_unless_valid(posterior)
     latent = posterior.latent(features, expansion.inputs)
-    found = left_out(posterior, latent)
+    found = left_out(expansion, latent, posterior)
     prediction = Predictive(
         likelihood=_own_noise(expansion, likelihood),
         output_shape=features.network.output_shape,
