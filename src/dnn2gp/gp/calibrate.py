@@ -16,7 +16,7 @@ from dnn2gp.inference.calibration import Calibration
 from dnn2gp.likelihoods import ClassificationLikelihood, GaussianLikelihood, Likelihood
 
 # Ranges of a, τ and s that are searched.
-_SCALES, _TEMPERATURES, _NOISES = (1e-4, 1e2), (0.05, 20.0), (0.05, 20.0)
+_SCALES, _TEMPERATURES, _NOISES = (1e-6, 1e2), (0.05, 20.0), (0.05, 20.0)
 _STARTS = (1.0, 0.1, 0.01)
 POINTS = 256
 """Points of an average while the calibration is searched."""
@@ -25,7 +25,10 @@ POINTS = 256
 @final
 @dataclass(frozen=True)
 class Chosen:
-    """A calibration and the mean negative log predictive density that it reaches, in nats per example."""
+    """A calibration and the mean negative log predictive density that it reaches, in nats per example.
+
+    The prior of τ or s is part of it: ½ (log τ)² / N.
+    """
 
     calibration: Calibration
     nll: float
@@ -41,13 +44,11 @@ def best_calibration(
 ) -> Chosen:
     """argmin over a, and τ (classification) or s (Gaussian noise), of −(1/N) Σ log E[p(y | f)], f ~ N(m/τ, aV/τ²).
 
-    a = 0 is among the candidates, so that temperature scaling is a special case. `sharper` allows τ < 1, and a given
-    `scale` fixes a.
+    `sharper` allows τ < 1. A given `scale` fixes a; with a = 0, this is temperature scaling. log τ and log s have the
+    prior N(0, 1): without it, a few examples that are all predicted right would ask for τ = 0.
     """
     search = _Search(averages, targets, _second(likelihood), sharper)
-    starts = _STARTS if scale is None else ()
-    found = [search.run(start) for start in starts]
-    found += [search.alone(0.0 if scale is None else scale)]
+    found = [search.run(start) for start in _STARTS] if scale is None else [search.alone(scale)]
     return min(found, key=lambda each: each.nll)
 
 
@@ -102,8 +103,10 @@ class _Search:
         return [(log(low) if self.sharper else 0.0, log(high))]
 
     def _nll(self, scale: Tensor | float, second: Tensor | float | None) -> Tensor:
-        settings = {} if self.second is None or second is None else {self.second: second}
-        return -self.averages.scaled(scale, **settings).log_prob(self.targets).mean()
+        if self.second is None or second is None:
+            return -self.averages.scaled(scale).log_prob(self.targets).mean()
+        nll = -self.averages.scaled(scale, **{self.second: second}).log_prob(self.targets).mean()
+        return nll + 0.5 * torch.as_tensor(second).log().square() / len(self.targets)
 
     def _chosen(self, scale: float, second: float | None, nll: float) -> Chosen:
         settings = {} if self.second is None or second is None else {self.second: second}

@@ -110,7 +110,8 @@ class GaussianLikelihood(Likelihood):
 
     def scaled(self, factor: float | Float[Tensor, ""]) -> GaussianLikelihood:
         """Noise with standard deviation `factor` · σ; the likelihood itself for a factor of 1 or an open σ."""
-        return self if factor == 1 or self.is_open else GaussianLikelihood(factor * self.sigma)
+        same = not isinstance(factor, Tensor) and factor == 1  # a tensor may carry a gradient
+        return self if same or self.is_open else GaussianLikelihood(factor * self.sigma)
 
     def detached(self) -> GaussianLikelihood:
         """The same σ, outside of any graph."""
