@@ -87,7 +87,8 @@ def convert(
             return expansion(jacobian, inputs, targets, likelihood)  # Eq. (5)
 
         with holding(_data_bytes(jacobian, inputs, targets)):
-            _look_at_outputs(function.check_company(inputs, jacobian.outputs), likelihood)
+            outputs = function.check_company(inputs, jacobian.outputs, jacobian.rounding_scale)
+            _look_at_outputs(outputs, likelihood)
             tuned = tune_model(expand, likelihood, prior_precision, targets, function.layout, chosen)
             if tuned is not None:
                 likelihood, prior_precision = tuned.likelihood, tuned.prior_precision
