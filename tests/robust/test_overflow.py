@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from dnn2gp import CategoricalLikelihood, GaussianLikelihood, PoissonLikelihood, convert
+from dnn2gp import CategoricalLikelihood, GaussianLikelihood, Kronecker, PoissonLikelihood, convert
 from dnn2gp.support.errors import InputError, NotFiniteError
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
@@ -35,6 +38,53 @@ def test_inputs_at_which_the_prediction_overflows():
     assert gp.predict(X).std.isfinite().all()
     with pytest.raises(NotFiniteError, match="input 0"):
         gp.predict(torch.full((1, 2), 3e38))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("share", [0.6, 1.1])
+def test_rates_that_overflow_at_other_inputs(dtype, share):
+    """The log rate f is finite, but e^f (share 1.1) or its square, the variance (share 0.6), is not."""
+    x = X[:, :1].to(dtype)
+    module = nn.Linear(1, 1).to(dtype)
+    nn.init.ones_(module.weight)
+    nn.init.zeros_(module.bias)
+    gp = convert(module, (x, x.exp().round()), PoissonLikelihood(), 1.0)
+    far = gp.predict(torch.full((1, 1), share * math.log(torch.finfo(dtype).max), dtype=dtype))
+    assert far.latent_mean.isfinite().all()
+    names = ["epistemic", "epistemic_covariance", "variance", "std"]
+    names += ["mean", "aleatoric", "aleatoric_covariance"] if share > 1 else []
+    for name in names:
+        with pytest.raises(NotFiniteError, match="input 0"):
+            getattr(far, name)
+    assert share > 1 or far.aleatoric.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_counts_that_no_integer_holds(dtype):
+    """torch draws negative counts there."""
+    rates = torch.tensor([[42.9]], dtype=dtype)
+    assert (PoissonLikelihood().sample(rates, 5, None) > 0).all()
+    with pytest.raises(NotFiniteError, match="rate"):
+        PoissonLikelihood().sample(rates + 1, 5, None)
+
+
+def test_variances_that_overflow_together():
+    """Each of the two variances is finite in float32, but their sum is not."""
+    prediction = convert(linear(), (X, torch.ones(8, 1)), GaussianLikelihood(1.5e19), 1.0).predict(X)
+    wide = replace(prediction, latent_covariance=torch.full((8, 1, 1), 2.5e38, dtype=torch.float64))
+    assert wide.aleatoric.isfinite().all()
+    assert wide.epistemic.isfinite().all()
+    with pytest.raises(NotFiniteError, match="variance"):
+        _ = wide.std
+
+
+def test_kronecker_factors_that_overflow():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+    with torch.no_grad():
+        module[2].weight.mul_(1e30)
+    with pytest.raises(NotFiniteError, match="Kronecker"):
+        convert(module, (X, torch.ones(8, 1)), GaussianLikelihood(1.0), 1.0, structure=Kronecker())
 
 
 class Grid(nn.Module):

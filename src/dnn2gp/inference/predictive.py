@@ -32,14 +32,20 @@ class Latent:
         """This, unless a number in it is NaN, or overflows in the dtype of the outputs."""
         variances = self.covariance.diagonal(dim1=1, dim2=2)
         for name, values in (("output", self.outputs), ("mean", self.shift), ("variance", variances)):
-            valid = values.to(self.outputs.dtype).isfinite().all(1)
-            if not valid.all():
-                row = int((~valid).nonzero()[0])
-                raise NotFiniteError(
-                    f"The {name} of f at input {row} is not finite. Check the scale of that input, use float64, or "
-                    "choose a larger prior precision δ or noise σ."
-                )
+            finite(values.to(self.outputs.dtype), f"{name} of f")
         return self
+
+
+def finite(values: Float[Tensor, "N ..."], what: str) -> Tensor:
+    """The values at N inputs, unless one of them is NaN or overflows."""
+    valid = values.isfinite().reshape(len(values), -1).all(1)
+    if not valid.all():
+        row = int((~valid).nonzero()[0])
+        raise NotFiniteError(
+            f"The {what} at input {row} is not finite in {str(values.dtype).removeprefix('torch.')}. Check the scale "
+            "of that input, use float64, or choose a larger prior precision δ or noise σ."
+        )
+    return values
 
 
 class JoinedLatent:
@@ -95,7 +101,7 @@ class Moments(ABC):
     @property
     def variance(self) -> Float[Tensor, "N *shape"]:
         """Aleatoric plus epistemic variance."""
-        return self.aleatoric + self.epistemic
+        return finite(self.aleatoric + self.epistemic, "variance of y")
 
     @property
     def std(self) -> Float[Tensor, "N *shape"]:
@@ -103,7 +109,7 @@ class Moments(ABC):
         return self.variance.sqrt()
 
     def _shaped(self, values: Float[Tensor, "N K"]) -> Tensor:
-        return values.reshape(len(values), *self.output_shape)
+        return finite(values, "prediction of y").reshape(len(values), *self.output_shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,14 +188,14 @@ class Predictive(Moments, Answers):
         """Cov(y | f): the noise of the labels."""
         self._check_noise()
         own = self.calibrated
-        return own.likelihood.covariance(own.outputs)
+        return finite(own.likelihood.covariance(own.outputs), "noise of y")
 
     @property
     def epistemic_covariance(self) -> Float[Tensor, "N K K"]:
         """D J Σ̃ Jᵀ Dᵀ: what the model does not know."""
         own = self.calibrated
         slope = own.likelihood.mean_jacobian(own.outputs.to(own.latent_covariance.dtype))
-        return (slope @ own.latent_covariance @ slope.mT).to(self.outputs.dtype)
+        return finite((slope @ own.latent_covariance @ slope.mT).to(self.outputs.dtype), "epistemic covariance of y")
 
     @property
     def aleatoric(self) -> Float[Tensor, "N *shape"]:
