@@ -9,8 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from dnn2gp import CategoricalLikelihood, GaussianLikelihood, Kronecker, PoissonLikelihood, convert
-from dnn2gp.support.errors import InputError, NotFiniteError
+from dnn2gp import (
+    BernoulliLikelihood,
+    CategoricalLikelihood,
+    FunctionSpace,
+    GaussianLikelihood,
+    Kronecker,
+    PoissonLikelihood,
+    WeightSpace,
+    convert,
+)
+from dnn2gp.support.errors import InputError, MemoryBudgetError, NotFiniteError, NotPositiveDefiniteError
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
 X = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
@@ -87,6 +96,62 @@ def test_kronecker_factors_that_overflow():
         convert(module, (X, torch.ones(8, 1)), GaussianLikelihood(1.0), 1.0, structure=Kronecker())
 
 
+class Root(nn.Module):
+    """√|w x|, whose derivative at x = 0 is NaN."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return (self.weight * x).abs().sqrt()
+
+
+@pytest.mark.parametrize("inference", [WeightSpace(), FunctionSpace()], ids=repr)
+def test_derivatives_that_are_no_numbers_at_other_inputs(inference):
+    """Whatever is asked of the GP there."""
+    x = 0.5 + X[:, :1].abs()
+    gp = convert(Root(), (x, x), GaussianLikelihood(1.0), 1.0, inference=inference)
+    zero = torch.cat([x[:1], torch.zeros(1, 1)])
+    asked = (
+        gp.predict,
+        gp.mean,
+        gp.covariance,
+        gp.kernel.full,
+        gp.kernel.trace,
+        gp.kernel.diagonal,
+        gp.sample_functions(2),
+        lambda inputs: gp.covariance(x, inputs),
+        lambda inputs: gp.condition((inputs, inputs)).predict(x),
+    )
+    for ask in asked:
+        with pytest.raises((NotFiniteError, NotPositiveDefiniteError)):
+            ask(zero)
+
+
+@pytest.mark.parametrize("count", [2**62, 10**13])
+def test_more_samples_than_memory(count):
+    gp = convert(linear(), (X, torch.ones(8, 1)), GaussianLikelihood(1.0), 1.0)
+    prediction = gp.predict(X)
+    for draw in (gp.sample_functions, prediction.sample, prediction.sample_latent, prediction.monte_carlo):
+        with pytest.raises(MemoryBudgetError, match="Draw"):
+            draw(count)
+
+
+def test_predictions_with_another_likelihood():
+    gp = convert(linear(), (X, torch.ones(8, 1)), GaussianLikelihood(1.0), 1.0)
+    assert gp.predict(X, GaussianLikelihood(2.0)).aleatoric[0] == 4
+    for other in (BernoulliLikelihood(), GaussianLikelihood, "gaussian"):
+        with pytest.raises(InputError, match="likelihood"):
+            gp.predict(X, other)  # type: ignore[arg-type]
+
+
+def test_a_likelihood_made_while_the_default_device_is_meta():
+    with torch.device("meta"):
+        likelihood = GaussianLikelihood(2.0)
+    assert convert(linear(), (X, torch.ones(8, 1)), likelihood, 1.0).predict(X).aleatoric[0] == 4
+
+
 class Grid(nn.Module):
     def __init__(self):
         super().__init__()
@@ -106,7 +171,7 @@ def test_targets_that_flatten_like_the_outputs(shape):
     convert(Grid(), (X, torch.zeros(shape)), GaussianLikelihood(1.0), 1.0)
 
 
-@pytest.mark.parametrize("count", [0, True])
+@pytest.mark.parametrize("count", [0, True, 2**63])
 def test_counts_that_are_none(count):
     prediction = convert(linear(), (X, torch.ones(8, 1)), GaussianLikelihood(1.0), 1.0).predict(X)
     for draw in (prediction.monte_carlo, prediction.sample_latent, prediction.sample):

@@ -12,7 +12,9 @@ from torch import Tensor
 from dnn2gp.inference.answers import Answers
 from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
+from dnn2gp.network.inputs import all_finite
 from dnn2gp.support.errors import InputError, NotFiniteError, NotPositiveDefiniteError
+from dnn2gp.support.memory import default_budget, require
 from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.randomness import normal, own_generator
 
@@ -38,9 +40,8 @@ class Latent:
 
 def finite(values: Float[Tensor, "N ..."], what: str) -> Tensor:
     """The values at N inputs, unless one of them is NaN or overflows."""
-    valid = values.isfinite().reshape(len(values), -1).all(1)
-    if not valid.all():
-        row = int((~valid).nonzero()[0])
+    if not all_finite(values):
+        row = int((~values.isfinite()).reshape(len(values), -1).any(1).nonzero()[0])
         raise NotFiniteError(
             f"The {what} at input {row} is not finite in {str(values.dtype).removeprefix('torch.')}. Check the scale "
             "of that input, use float64, or choose a larger prior precision δ or noise σ."
@@ -237,6 +238,8 @@ class Predictive(Moments, Answers):
     def _wide_samples(self, num_samples: int, generator: torch.Generator | None) -> Float[Tensor, "S N K"]:
         """f, in the dtype of its covariance."""
         num_samples = whole_number("num_samples", num_samples)
+        size = 3 * num_samples * self.outputs.numel() * self.latent_covariance.element_size()
+        require(size, default_budget(), f"Drawing {num_samples} samples", "Draw fewer at a time.")
         root = psd_root(self.calibrated.latent_covariance)
         noise = normal((num_samples, *self.outputs.shape, 1), generator, root).to(root.dtype)
         return self.latent_mean + (root @ noise).squeeze(-1)
