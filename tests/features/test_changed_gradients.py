@@ -94,6 +94,84 @@ def test_reentrant_checkpointing_is_named():
         LayerwiseFeatures(Network(module, x), x)
 
 
+class CheckpointedWithin(nn.Module):
+    """The inputs of the checkpoint do need a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.middle, self.out = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.out(torch.tanh(checkpoint(self.middle, self.inner(x), use_reentrant=True)))
+
+
+def test_reentrant_checkpointing_within_a_network_is_named():
+    x = torch.randn(4, 3, dtype=torch.float64)
+    with pytest.raises(NetworkError, match="use_reentrant=False"):
+        LayerwiseFeatures(Network(CheckpointedWithin().double(), x), x)
+
+
+class Hooked(nn.Module):
+    """A hook on the gradient of the hidden units."""
+
+    def __init__(self, hook, scale: float = 1.0) -> None:
+        super().__init__()
+        self.inner, self.out, self.hook, self.scale = nn.Linear(3, 3), nn.Linear(3, 2), hook, scale
+
+    def forward(self, x):
+        hidden = self.inner(x)
+        if hidden.requires_grad:
+            hidden.register_hook(self.hook)
+        return self.scale * self.out(torch.tanh(hidden))
+
+
+class ClippedBackward(torch.autograd.Function):
+    """The identity, with a gradient that is clipped by its norm."""
+
+    @staticmethod
+    def forward(ctx, h):
+        return h.view_as(h)
+
+    @staticmethod
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad * (3 / grad.norm(dim=1, keepdim=True)).clamp(max=1)
+
+
+class Clipped(Hooked):
+    def forward(self, x):
+        return self.out(torch.tanh(ClippedBackward.apply(self.inner(x))))
+
+
+NOT_LINEAR = {
+    "clipped": lambda: Hooked(lambda grad: grad.clamp(-1, 1)),
+    "clipped, small outputs": lambda: Hooked(lambda grad: grad.clamp(-0.1, 0.1), 1e-5),
+    "normalised": lambda: Hooked(lambda grad: grad / grad.norm(dim=1, keepdim=True)),
+    "signs": lambda: Hooked(torch.sign),
+    "guided": lambda: Hooked(torch.relu),
+    "largest": lambda: Hooked(lambda grad: torch.where(grad.abs() == grad.abs().amax(1, True), grad, 0.0)),
+    "Function": lambda: Clipped(None),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("engine", [LayerwiseFeatures, JacobianFeatures])
+@pytest.mark.parametrize("name", NOT_LINEAR)
+def test_gradients_that_are_not_linear(name, engine, dtype):
+    """Jᵀu is not linear in u, so that no matrix J belongs to it."""
+    torch.manual_seed(0)
+    module, x = NOT_LINEAR[name]().to(dtype), torch.randn(4, 3, dtype=dtype)
+    with pytest.raises(NetworkError, match="hooks"):
+        engine(Network(module, x), x)
+
+
+@pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.FallbackWarning")
+def test_a_hook_that_is_linear_is_part_of_the_network():
+    torch.manual_seed(0)
+    module, x = Hooked(lambda grad: 2 * grad).double(), torch.randn(4, 3, dtype=torch.float64)
+    found = LayerwiseFeatures(Network(module, x), x).jacobian(x)
+    torch.testing.assert_close(found, brute_force.jacobian(module, x), rtol=1e-12, atol=1e-12)
+
+
 def normed() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(weight_norm(nn.Linear(2, 3)), nn.Tanh(), nn.Linear(3, 1)).double()

@@ -85,6 +85,21 @@ def test_convert_looks_at_all_examples(start):
         convert(Mixed(late(start)).double(), (x, x[:, :1]), GaussianLikelihood(1.0), 1.0)
 
 
+@pytest.mark.parametrize("features", [LayerwiseFeatures, JacobianFeatures])
+def test_small_outputs_show_it_too(features):
+    """Outputs of 1e-6 in float32, whose differences are below the precision of numbers near 1."""
+
+    class Small(Mixed):
+        def forward(self, x):
+            return 1e-6 * super().forward(x)
+
+    torch.manual_seed(0)
+    x = data().float()
+    convert(Small(torch.tanh), (x, x[:, :1]), GaussianLikelihood(1.0), 1.0, features=features)
+    with pytest.raises(NetworkError, match="depends on the rest of the batch"):
+        convert(Small(late(9)), (x, x[:, :1]), GaussianLikelihood(1.0), 1.0, features=features)
+
+
 def test_independent_networks_are_accepted():
     torch.manual_seed(0)
     Network(Mixed(lambda h: h - h.mean(1, keepdim=True)).double(), data())

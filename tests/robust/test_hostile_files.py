@@ -214,6 +214,20 @@ def test_every_tensor_has_its_shape_and_dtype(saved: Saved, kind: str) -> None:
                 load(path, fresh())
 
 
+@pytest.mark.parametrize("kind", ["dense", "function space"])
+@pytest.mark.parametrize("matrix", [[[0.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]])
+def test_a_noise_that_has_no_inverse(saved: Saved, kind: str, matrix: list[list[float]]) -> None:
+    def change(tensors: Tensors) -> Tensors:
+        root = tensors["expansion/root"].clone()
+        root[1] = torch.tensor(matrix)
+        return {**tensors, "expansion/root": root}
+
+    path = saved(kind)
+    rewrite(path, change_tensors=change)
+    with pytest.raises(FileFormatError, match="expansion/root"):
+        load(path, fresh())
+
+
 def test_unknown_entries_are_refused(saved: Saved) -> None:
     path = saved()
     rewrite(path, change_tensors=lambda all: {**all, "inference/more": torch.zeros(1)})

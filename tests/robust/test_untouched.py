@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from dnn2gp import FunctionSpace, Kernel, WeightSpace, convert, diagnose, load, save
+from dnn2gp import (
+    OGN,
+    ON,
+    VOGN,
+    VON,
+    FunctionSpace,
+    GaussianLikelihood,
+    GaussianProcess,
+    Kernel,
+    Kronecker,
+    WeightSpace,
+    convert,
+    diagnose,
+    load,
+    save,
+)
 from dnn2gp.gp import sample_network
+from dnn2gp.support.errors import InputError
 
 from robust.support import DELTA, NOISE, mlp, regression, untouched
 
@@ -171,3 +189,60 @@ def test_called_without_gradients(mode, inference) -> None:
     assert torch.equal(gp.predict(x).mean, expected.predict(x).mean)
     assert torch.equal(draws, expected.sample_functions(2, torch.Generator().manual_seed(0))(x))
     assert evidence == expected.evidence().value
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_tuned_without_gradients(mode) -> None:
+    """The evidence is maximised by its gradient, which is switched on there."""
+    module, (x, y) = mlp(), regression()
+    expected = convert(module, (x, y), GaussianLikelihood())
+    with untouched(module), mode():
+        gp = convert(module, (x.clone(), y.clone()), GaussianLikelihood())
+        best = expected.evidence_function().maximise()
+    assert torch.equal(gp.prior.precision.diagonal(), expected.prior.precision.diagonal())
+    assert best.value == expected.evidence_function().maximise().value
+
+
+@pytest.mark.parametrize("inference", [WeightSpace(), FunctionSpace(), WeightSpace(Kronecker())], ids=repr)
+def test_made_in_inference_mode_and_used_outside(inference, tmp_path: Path) -> None:
+    """Derivatives with respect to inputs need tensors that were not made in inference mode."""
+    module, (x, y) = mlp(), regression()
+    expected = convert(module, (x, y), NOISE, DELTA, inference=inference)
+    save(expected, tmp_path / "gp.safetensors")
+    with torch.inference_mode():
+        made = [convert(module, (x, y), NOISE, DELTA, inference=inference), load(tmp_path / "gp.safetensors", module)]
+    if expected.inference.exact:
+        with torch.inference_mode():
+            made = [gp.condition((x[:2], y[:2])) for gp in made]
+        expected = expected.condition((x[:2], y[:2]))
+
+    def slope(gp: GaussianProcess) -> torch.Tensor:
+        inputs = x.clone().requires_grad_(True)
+        total = gp.predict(inputs).std.sum() + gp.covariance(inputs).sum() + gp.mean(inputs).sum()
+        return torch.autograd.grad(total, inputs)[0]
+
+    for gp in made:
+        torch.testing.assert_close(slope(gp), slope(expected), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("method", [OGN, VOGN, ON, VON])
+def test_trained_without_gradients(mode, method) -> None:
+    """A step inside and another one outside give what two steps outside give."""
+    x, y = regression()
+    modules = [mlp(), mlp()]
+    first, second = (method(module, NOISE, len(x)) for module in modules)
+    first.step(x, y)
+    with mode():
+        second.step(x, y)
+    first.step(x, y)
+    second.step(x, y)
+    for one, other in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_weights_made_in_inference_mode_cannot_be_trained() -> None:
+    with torch.inference_mode():
+        module = nn.Linear(2, 1)
+    with pytest.raises(InputError, match="network"):
+        OGN(module, NOISE, 5)

@@ -50,6 +50,7 @@ class EvidenceFunction(ABC):
     def start(self, precision: bool, noise: bool, bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
         """The initial (c, s): the best point of a coarse grid over the range of those that are tuned."""
 
+    @torch.inference_mode(False)
     def maximise(
         self,
         *,
@@ -82,8 +83,9 @@ class EvidenceFunction(ABC):
 
         def negative(point: np.ndarray) -> tuple[float, np.ndarray]:
             logs = torch.tensor(point, dtype=torch.float64, requires_grad=True)
-            value = at(logs)
-            (gradient,) = torch.autograd.grad(value, logs)
+            with torch.enable_grad():
+                value = at(logs)
+                (gradient,) = torch.autograd.grad(value, logs)
             return -value.item(), -gradient.numpy()
 
         options = {"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-9}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from dnn2gp.features import LayerwiseFeatures, NetworkFeatures, StackedFeatures
@@ -32,6 +33,7 @@ from dnn2gp.weights.structures import Structure
 from dnn2gp.weights.subset import Subset, subset_names
 
 
+@torch.inference_mode(False)  # its tensors are used outside of it
 def convert(
     network: nn.Module,
     data: object,
@@ -87,7 +89,8 @@ def convert(
             return expansion(jacobian, inputs, targets, likelihood)  # Eq. (5)
 
         with holding(_data_bytes(jacobian, inputs, targets)):
-            _look_at_outputs(function.check_company(inputs, jacobian.outputs), likelihood)
+            outputs = function.check_company(inputs, jacobian.outputs, jacobian.rounding_scale)
+            _look_at_outputs(outputs, likelihood)
             tuned = tune_model(expand, likelihood, prior_precision, targets, function.layout, chosen)
             if tuned is not None:
                 likelihood, prior_precision = tuned.likelihood, tuned.prior_precision
@@ -115,6 +118,7 @@ def _centred(posterior: Posterior, likelihood: Likelihood, mean: Mean | None, va
     return by_validation(mode, likelihood, validation, features.network)
 
 
+@torch.inference_mode(False)  # its tensors are used outside of it
 def convert_step(
     state: State, info: Sites, beta: float | None = None, *, inference: Inference | None = None
 ) -> GaussianProcess:

@@ -95,6 +95,17 @@ class Schema:
             raise damaged(self.path, name, "positive numbers", f"{own.min().item():.3g}")
         if known and _NOT_NEGATIVE.fullmatch(name) and bool((own < 0).any()):
             raise damaged(self.path, name, "numbers ≥ 0", f"{own.min().item():.3g}")
+        if name == "expansion/root" and self.header.quadratic:
+            self._check_roots(own)
+
+    def _check_roots(self, roots: Tensor) -> None:
+        """Refuse a root S that has no inverse where the noise S⁻ᵀS⁻¹ of a Gaussian likelihood is needed."""
+        singular = ~torch.linalg.slogdet(roots.double()).logabsdet.isfinite()
+        if bool(singular.any()):
+            example = int(singular.nonzero()[0])
+            raise damaged(
+                self.path, "expansion/root", "matrices with an inverse", f"a singular one for example {example}"
+            )
 
     @cached_property
     def dtype(self) -> torch.dtype:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features import NetworkFeatures, StackedFeatures
+from dnn2gp.inference.predictive import finite
 from dnn2gp.network.inputs import Inputs, check_inputs
 
 
@@ -31,6 +32,6 @@ class FunctionSamples:
         inputs = network.check_inputs(check_inputs(inputs), keep_graph=True)
         moves = (self.weights - self.anchor).T
         values = self.features.outputs(inputs)[..., None] + self.features.jvp(inputs, moves)
-        values = values.unflatten(1, (-1, network.num_outputs)).mean(1)
+        values = finite(values, "sample of f").unflatten(1, (-1, network.num_outputs)).mean(1)
         values = values if self.temperature == 1 else values / self.temperature
         return values.permute(2, 0, 1).reshape(len(self.weights), -1, *network.output_shape)

@@ -33,12 +33,14 @@ from dnn2gp.inference import (
     linearised_mode,
 )
 from dnn2gp.inference.calibration import NONE, Calibration
+from dnn2gp.inference.predictive import finite
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.anomalies import anomalies_explained
 from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs, check_inputs
 from dnn2gp.support.errors import InputError
+from dnn2gp.support.memory import require
 from dnn2gp.support.numbers import whole_number
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
@@ -122,7 +124,8 @@ class GaussianProcess:
             K = self.network.num_outputs
             found = found.unflatten(3, (-1, K)).mean(3).unflatten(1, (-1, K)).mean(1)
         calibration = self.calibration
-        return found if calibration.is_identity else found * (calibration.scale / calibration.temperature**2)
+        found = found if calibration.is_identity else found * (calibration.scale / calibration.temperature**2)
+        return finite(found, "covariance of f")
 
     @property
     def num_maps(self) -> int:
@@ -134,6 +137,7 @@ class GaussianProcess:
 
         Inputs that require a gradient get one: every field of the result can be differentiated with respect to them.
         """
+        likelihood = None if likelihood is None else self._own_kind(likelihood)
         with anomalies_explained():
             latent = self.inference.latent(self.features, self._checked(inputs)).finite()
         kind = Predictive if self.num_maps == 1 else AveragedPredictive
@@ -169,12 +173,15 @@ class GaussianProcess:
     def sample_functions(self, num_samples: int, generator: torch.Generator | None = None) -> FunctionSamples:
         """Functions drawn from the posterior, which can be evaluated anywhere and as often as needed."""
         num_samples = whole_number("num_samples", num_samples)
+        size = 3 * 8 * num_samples * self.network.num_weights
+        require(size, self.features.budget(), f"Drawing {num_samples} functions", "Draw fewer at a time.")
         weights = self.inference.sample_weights(num_samples, generator)
         mean, scale = self.inference.mean, self.calibration.scale
         weights = weights if scale == 1 else mean + scale**0.5 * (weights - mean)
         anchor = self.model.expansion.anchor if self.model.centre is None else self.features.anchor
         return FunctionSamples(self.features, weights, anchor, self.calibration.temperature)
 
+    @torch.inference_mode(False)
     def condition(self, data: object, likelihood: Likelihood | None = None) -> GaussianProcess:
         """The GP given more data, without retraining: p(f | D̃, D̃') with D̃' expanded at the same weights."""
         if not self.inference.exact:
@@ -217,7 +224,7 @@ class GaussianProcess:
         return joined.method.infer(replace(found, centre=centre + found.expansion.moved - moved))
 
     def _own_kind(self, likelihood: Likelihood | None) -> Likelihood:
-        """The likelihood of more data: that of the GP, or another one of its kind (a different noise)."""
+        """The likelihood of other data: that of the GP, or another one of its kind (a different noise)."""
         if likelihood is not None and type(likelihood) is not type(self.likelihood):
             raise InputError(
                 f"likelihood: expected a {type(self.likelihood).__name__}, as this GP has; got "
@@ -243,6 +250,7 @@ class GaussianProcess:
             )
         return evidence_gradient(self.inference, self.likelihood, self.network.layout)
 
+    @torch.inference_mode(False)
     def evidence_function(
         self, *, per_layer: bool = False, per_output: bool = False, at_weights: bool = False
     ) -> EvidenceFunction:
@@ -263,7 +271,7 @@ class GaussianProcess:
         inputs = self._checked(inputs)
         values = self.features.jvp(inputs, weights[:, None])[..., 0]
         values = values.unflatten(1, (-1, self.network.num_outputs)).mean(1)
-        return values.reshape(len(values), *self.network.output_shape)
+        return finite(values, "mean of f").reshape(len(values), *self.network.output_shape)
 
     def _checked(self, inputs: Inputs) -> Inputs:
         return self.network.check_inputs(check_inputs(inputs), keep_graph=True)

@@ -38,6 +38,7 @@ def save(gp: object, path: str | PathLike[str]) -> None:
     write_file(Path(path), _header(gp), _tensors(gp))
 
 
+@torch.inference_mode(False)  # its tensors are used outside of it
 def load(
     path: str | PathLike[str],
     network: nn.Module | Callable[[], nn.Module],

@@ -11,7 +11,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dnn2gp.inference.averages import entropy
-from dnn2gp.inference.predictive import Predictive
+from dnn2gp.inference.predictive import Predictive, finite
 from dnn2gp.likelihoods import ClassificationLikelihood
 from dnn2gp.support.randomness import own_generator
 
@@ -73,7 +73,7 @@ class AveragedPredictive(Predictive):
         outputs = [each.calibrated.outputs.to(own.latent_covariance.dtype) for each in self.maps]
         slopes = [own.likelihood.mean_jacobian(each) for each in outputs]
         slope = torch.cat(slopes, 2) / len(slopes)
-        return (slope @ own.latent_covariance @ slope.mT).to(self.outputs.dtype)
+        return finite((slope @ own.latent_covariance @ slope.mT).to(self.outputs.dtype), "epistemic covariance of y")
 
     def delta(self) -> Float[Tensor, "N *shape"]:
         """The average of h(E f_s)."""

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dnn2gp.features import AveragedFeatures, LayerwiseFeatures, NetworkFeatures, StackedFeatures
+from dnn2gp.inference.predictive import finite
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, check_inputs
 from dnn2gp.support.errors import InputError
@@ -67,7 +68,7 @@ class Kernel:
     ) -> Tensor:
         inputs, other = self._checked(inputs, other)
         if out is None:
-            return product(inputs, self.precision, other).to(self.features.anchor.dtype)
+            return finite(product(inputs, self.precision, other).to(self.features.anchor.dtype), "kernel")
         if not isinstance(out, str | Path):
             raise InputError(f"out: expected a file name; got {type(out).__name__}.")
         return product(inputs, self.precision, other, out=Path(out))

@@ -12,7 +12,9 @@ from torch import Tensor
 from dnn2gp.inference.answers import Answers
 from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
+from dnn2gp.network.inputs import all_finite
 from dnn2gp.support.errors import InputError, NotFiniteError, NotPositiveDefiniteError
+from dnn2gp.support.memory import default_budget, require
 from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.randomness import normal, own_generator
 
@@ -32,14 +34,19 @@ class Latent:
         """This, unless a number in it is NaN, or overflows in the dtype of the outputs."""
         variances = self.covariance.diagonal(dim1=1, dim2=2)
         for name, values in (("output", self.outputs), ("mean", self.shift), ("variance", variances)):
-            valid = values.to(self.outputs.dtype).isfinite().all(1)
-            if not valid.all():
-                row = int((~valid).nonzero()[0])
-                raise NotFiniteError(
-                    f"The {name} of f at input {row} is not finite. Check the scale of that input, use float64, or "
-                    "choose a larger prior precision δ or noise σ."
-                )
+            finite(values.to(self.outputs.dtype), f"{name} of f")
         return self
+
+
+def finite(values: Float[Tensor, "N ..."], what: str) -> Tensor:
+    """The values at N inputs, unless one of them is NaN or overflows."""
+    if not all_finite(values):
+        row = int((~values.isfinite()).reshape(len(values), -1).any(1).nonzero()[0])
+        raise NotFiniteError(
+            f"The {what} at input {row} is not finite in {str(values.dtype).removeprefix('torch.')}. Check the scale "
+            "of that input, use float64, or choose a larger prior precision δ or noise σ."
+        )
+    return values
 
 
 class JoinedLatent:
@@ -95,7 +102,7 @@ class Moments(ABC):
     @property
     def variance(self) -> Float[Tensor, "N *shape"]:
         """Aleatoric plus epistemic variance."""
-        return self.aleatoric + self.epistemic
+        return finite(self.aleatoric + self.epistemic, "variance of y")
 
     @property
     def std(self) -> Float[Tensor, "N *shape"]:
@@ -103,7 +110,7 @@ class Moments(ABC):
         return self.variance.sqrt()
 
     def _shaped(self, values: Float[Tensor, "N K"]) -> Tensor:
-        return values.reshape(len(values), *self.output_shape)
+        return finite(values, "prediction of y").reshape(len(values), *self.output_shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,14 +189,14 @@ class Predictive(Moments, Answers):
         """Cov(y | f): the noise of the labels."""
         self._check_noise()
         own = self.calibrated
-        return own.likelihood.covariance(own.outputs)
+        return finite(own.likelihood.covariance(own.outputs), "noise of y")
 
     @property
     def epistemic_covariance(self) -> Float[Tensor, "N K K"]:
         """D J Σ̃ Jᵀ Dᵀ: what the model does not know."""
         own = self.calibrated
         slope = own.likelihood.mean_jacobian(own.outputs.to(own.latent_covariance.dtype))
-        return (slope @ own.latent_covariance @ slope.mT).to(self.outputs.dtype)
+        return finite((slope @ own.latent_covariance @ slope.mT).to(self.outputs.dtype), "epistemic covariance of y")
 
     @property
     def aleatoric(self) -> Float[Tensor, "N *shape"]:
@@ -231,6 +238,8 @@ class Predictive(Moments, Answers):
     def _wide_samples(self, num_samples: int, generator: torch.Generator | None) -> Float[Tensor, "S N K"]:
         """f, in the dtype of its covariance."""
         num_samples = whole_number("num_samples", num_samples)
+        size = 3 * num_samples * self.outputs.numel() * self.latent_covariance.element_size()
+        require(size, default_budget(), f"Drawing {num_samples} samples", "Draw fewer at a time.")
         root = psd_root(self.calibrated.latent_covariance)
         noise = normal((num_samples, *self.outputs.shape, 1), generator, root).to(root.dtype)
         return self.latent_mean + (root @ noise).squeeze(-1)

@@ -34,14 +34,14 @@ class GaussianLikelihood(Likelihood):
     def __init__(self, sigma: object = None) -> None:
         self.is_open = sigma is None
         if sigma is None:
-            self.sigma: Tensor = torch.tensor(torch.nan, dtype=torch.float64)
+            self.sigma: Tensor = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
             return
         if not isinstance(sigma, Real | Tensor) or isinstance(sigma, bool):
             raise InputError(
                 f"sigma: expected a number or a tensor; got {type(sigma).__name__}. Put several values into a tensor."
             )
-        own = sigma.clone() if isinstance(sigma, Tensor) else torch.tensor(as_float(sigma), dtype=torch.float64)
-        self.sigma = own
+        given = sigma if isinstance(sigma, Tensor) else torch.tensor(as_float(sigma), dtype=torch.float64, device="cpu")
+        self.sigma = given.clone()
         _check_sigma(self.sigma)
 
     def __repr__(self) -> str:

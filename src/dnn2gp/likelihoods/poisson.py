@@ -10,7 +10,11 @@ from torch import Tensor
 
 from dnn2gp.likelihoods.base import Likelihood
 from dnn2gp.likelihoods.targets import require, require_columns, require_finite, require_real, require_targets
+from dnn2gp.support.errors import NotFiniteError
 from dnn2gp.support.randomness import own_generator
+
+# The largest log rate whose counts are below 2⁶³, the integers in which torch draws them.
+_LARGEST = 43.0
 
 
 @final
@@ -74,6 +78,11 @@ class PoissonLikelihood(Likelihood):
     def sample(
         self, f: Float[Tensor, "N K"], num_samples: int, generator: torch.Generator | None
     ) -> Float[Tensor, "S N K"]:
-        """y_k ~ Poisson(e^{f_k})."""
+        """y_k ~ Poisson(e^{f_k}), for rates whose counts an integer of torch can hold."""
+        if f.numel() > 0 and not bool((f < _LARGEST).all()):
+            raise NotFiniteError(
+                f"Counts of a rate e^f with f = {f.max().item():.3g} cannot be drawn: the largest is e^{_LARGEST:g}. "
+                "Check the scale of the inputs, or use the mean of the prediction."
+            )
         rates = f.exp().expand(num_samples, *f.shape)
         return torch.poisson(rates, generator=own_generator(generator, f.device))

@@ -276,8 +276,10 @@ class Network:
         self.check_company(few, lambda some: check_outputs(self._tried(some), num_examples(some), self.dtype))
         return tuple(first.shape[1:])
 
-    def check_company(self, inputs: Inputs, outputs: Callable[[Inputs], Tensor]) -> Tensor:
+    def check_company(self, inputs: Inputs, outputs: Callable[[Inputs], Tensor], scale: float = 1.0) -> Tensor:
         """The outputs, unless that for an example depends on the other examples or on its place among them.
+
+        Rounding may change them by as much as it does numbers of the size `scale`.
 
         The outputs of all examples in one call are compared with those in the reverse order, in batches of 1, 2, 4, …
         up to 1024: every example gets another place and other company.
@@ -291,7 +293,7 @@ class Network:
                 found.append(outputs(take(inputs, count - 1 - torch.arange(start, stop, device="cpu"))))
                 start = stop
         gaps = (torch.cat(found).flip(0) - expected).abs().reshape(count, -1).amax(1)
-        limits = 1e3 * torch.finfo(self.dtype).eps * (expected.abs().reshape(count, -1).amax(1) + 1.0)
+        limits = 1e3 * torch.finfo(self.dtype).eps * (expected.abs().reshape(count, -1).amax(1) + scale)
         if not (gaps <= limits).all():
             worst = int((gaps / limits).argmax())
             raise NetworkError(

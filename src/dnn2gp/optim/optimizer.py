@@ -80,6 +80,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
     structure: ClassVar[Dense | Diagonal]
     at_mean: ClassVar[bool]
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         network: nn.Module,
@@ -133,6 +134,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         """q_t = N(μ_t, Σ_t)."""
         return self.snapshot().posterior()
 
+    @torch.inference_mode(False)
     def backward(self, inputs: Inputs, targets: Tensor) -> float:
         """Evaluate a batch at the samples of this step, write ĝ T/N into the weights' `grad`, return the mean loss.
 
@@ -144,6 +146,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
             self._forget()
             raise
 
+    @torch.inference_mode(False)
     def step(self, inputs: Inputs | None = None, targets: Tensor | None = None) -> StepInfo:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One step on this batch; without a batch, on those that `backward` evaluated, with the current gradients."""
         if inputs is not None:

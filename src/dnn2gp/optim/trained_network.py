@@ -35,6 +35,11 @@ class TrainedNetwork:
                 "network: expected trainable weights; none requires a gradient. Unfreeze some: "
                 "parameter.requires_grad_(True)."
             )
+        if any(weight.is_inference() for weight in self.named.values()):
+            raise InputError(
+                "network: expected weights that can be trained; got weights that were made in torch.inference_mode(). "
+                "Build or load the network outside of it."
+            )
         self.layout = Layout(tuple(self.named), tuple(weight.shape for weight in self.named.values()))
         first = next(iter(self.named.values()))
         self._made_for = first.dtype, first.device

@@ -12,10 +12,14 @@ LARGEST_SEED = 2**32 - 1
 
 
 def whole_number(name: str, value: object, least: int = 1) -> int:
-    """`value`, if it is an integer (also of NumPy) of at least `least`: 2.5 samples are a mistake, and so is True."""
-    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least:
+    """`value`, if it is an integer (also of NumPy) of at least `least`: 2.5 samples are a mistake, and so is True.
+
+    It is below 2⁶³, so that torch can count to it.
+    """
+    if isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) < 2**63:
         return int(value)
-    raise InputError(f"{name}: expected a whole number of at least {least}; got {_shown(value)}.")
+    limit = " and below 2⁶³" if isinstance(value, Integral) and int(value) >= 2**63 else ""
+    raise InputError(f"{name}: expected a whole number of at least {least}{limit}; got {_shown(value)}.")
 
 
 def seed_number(name: str, value: object) -> int:

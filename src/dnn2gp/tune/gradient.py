@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from dnn2gp.evidence.tuning_result import Trial, TuningResult
@@ -28,6 +29,7 @@ _LOST = 1.0
 Train: TypeAlias = "Callable[[nn.Module, Data, Likelihood, Tensor], object]"
 
 
+@torch.inference_mode(False)
 def gradient(
     network: nn.Module,
     data: object,

@@ -108,9 +108,10 @@ def _lbfgs(network: nn.Module, data: Data, likelihood: Likelihood, prior_precisi
     targets, delta = targets.to(function.device), prior_precision.to(function.weights)
 
     def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
-        weights = torch.from_numpy(point).to(function.weights).requires_grad_()
-        total = likelihood.loss(function(weights, inputs), targets).sum() + 0.5 * (delta * weights.square()).sum()
-        (gradient,) = torch.autograd.grad(total, weights)
+        with torch.enable_grad():
+            weights = torch.from_numpy(point).to(function.weights).requires_grad_()
+            total = likelihood.loss(function(weights, inputs), targets).sum() + 0.5 * (delta * weights.square()).sum()
+            (gradient,) = torch.autograd.grad(total, weights)
         return total.item(), gradient.double().cpu().numpy()
 
     options = {"maxiter": 2000, "maxfun": 4000, "maxcor": 20, "ftol": 1e-15, "gtol": 1e-9}

@@ -1,4 +1,4 @@
-"""Options of torch by which a backward pass gives something else than the derivative: they are refused by name."""
+"""Ways in which a backward pass gives something else than a derivative: options of torch, and hooks that clip."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from dnn2gp.features.engines.plain_passes import WARNING_FILTERS
+from dnn2gp.features.engines.plain_passes import WARNING_FILTERS, probe_vectors, pull
+from dnn2gp.network import Network
+from dnn2gp.network.inputs import Inputs, num_examples
 from dnn2gp.support.errors import NetworkError
 
+REENTRANT = (
+    "network: reentrant checkpointing gives no derivatives of the weights inside it alone. Use "
+    "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
+)
 # For each function, the positions of its table of weights, of scale_grad_by_freq and of sparse.
 _EMBEDDINGS: dict[Callable[..., Any], tuple[int, int, int]] = {
     F.embedding: (1, 5, 6),
@@ -32,10 +39,31 @@ def derivatives_watched() -> Iterator[None]:
             warnings.filterwarnings("error", message=".*None of the inputs have requires_grad")
             yield
     except UserWarning as error:
+        raise NetworkError(REENTRANT) from error
+
+
+def check_linear(network: Network, anchor: Float[Tensor, " P"], inputs: Inputs) -> None:
+    """Reject a network whose Jᵀu is not linear in u: hooks and autograd functions that clip or normalise gradients.
+
+    Such gradients are the rows of no Jacobian. Compared are Jᵀ(u − 2v) with Jᵀu − 2Jᵀv, and Jᵀ(cu) with c Jᵀu for a
+    large and a small c, with a tolerance for layers that compute in half precision.
+    """
+    with torch.enable_grad():
+        weights = anchor.detach().requires_grad_(True)
+        outputs = network(weights, inputs)
+        cotangents, _ = probe_vectors(anchor, num_examples(inputs), network.num_outputs, 2)
+        u, v = cotangents.unbind(-1)
+        first, second = pull(outputs, weights, u), pull(outputs, weights, v)
+        cases = [(u - 2 * v, first - 2 * second, first.norm() + 2 * second.norm())]
+        cases += [(c * u, c * first, abs(c) * first.norm()) for c in (-(2.0**20), 2.0**-10)]
+        gaps = [((pull(outputs, weights, both) - expected).norm(), size) for both, expected, size in cases]
+    share = torch.finfo(anchor.dtype).eps ** 0.3
+    if any(gap > share * size for gap, size in gaps if gap.isfinite()):
         raise NetworkError(
-            "network: reentrant checkpointing gives no derivatives of the weights inside it if the inputs need none. "
-            "Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
-        ) from error
+            "network: its backward pass does not multiply by a Jacobian: twice the gradient of the outputs does not "
+            "give twice the gradient of the weights. Look for hooks (register_hook, register_full_backward_hook) or "
+            "torch.autograd.Functions that clip, normalise or select gradients, and remove them before converting."
+        )
 
 
 class _Embeddings(TorchFunctionMode):

@@ -16,7 +16,7 @@ from dnn2gp.features.budget.chunked import FEWER, form, joined
 from dnn2gp.features.budget.peak import Peak, peak_of
 from dnn2gp.features.budget.plan import MemoryTrial
 from dnn2gp.features.checks import check_cotangents, check_vectors
-from dnn2gp.features.engines.changed_gradients import derivatives_watched
+from dnn2gp.features.engines.changed_gradients import REENTRANT, check_linear, derivatives_watched
 from dnn2gp.features.engines.plain_passes import attempt, close, curved, probe_vectors, probed, pulled, pushed
 from dnn2gp.features.feature_map import FeatureMap
 from dnn2gp.features.knowledge import Knowledge
@@ -28,6 +28,8 @@ from dnn2gp.support.memory import check_budget, chunks, give_back, require, room
 Engine = TypeVar("Engine", bound="NetworkFeatures")
 # The most examples in one plain forward or backward pass, as in training: no Jacobian is formed there.
 _PASS = 512
+# The examples on which derivatives are checked.
+_FEW = 3
 # How much more memory a pass takes than its tensors: what one layer frees, malloc often cannot give to the next.
 _SLACK = 2.0
 
@@ -61,7 +63,9 @@ class NetworkFeatures(FeatureMap):
         inputs = map_inputs(torch.Tensor.detach, inputs)
         if not self._first_gradient(inputs).any() and must_move:
             self._check_dependence(inputs)
-        self._check_company(inputs)
+        self.rounding_scale = self._check_company(inputs)
+        """The size of the numbers whose rounding the outputs contain: Σ_p |w_p ∂f/∂w_p|, which sums cannot cancel."""
+        check_linear(network, self.anchor, take(inputs, slice(0, _FEW)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_weights} weights, {self.num_outputs} outputs)"
@@ -228,6 +232,8 @@ class NetworkFeatures(FeatureMap):
             with derivatives_watched():
                 return self._pulled_plainly(inputs, cotangent, 0)[:, 0]
         except RuntimeError as error:
+            if "use_reentrant" in str(error):
+                raise NetworkError(REENTRANT) from error
             if "inplace operation" in str(error):
                 raise NetworkError(
                     f"network: it changes a tensor in place after a layer has used it ({error}), so the layer has no "
@@ -239,13 +245,13 @@ class NetworkFeatures(FeatureMap):
             ) from error
 
     @torch.inference_mode(False)
-    def _check_company(self, inputs: Inputs) -> None:
-        """Reject a network whose derivatives depend on the other examples, though its outputs hide it (by rounding).
+    def _check_company(self, inputs: Inputs) -> float:
+        """`rounding_scale`; reject a network whose derivatives depend on other examples, even if its outputs hide it.
 
         Jᵀu of a few examples in one pass is compared with the sum of those of each example alone. Rounding may move a
         few units of a large network across a kink, so the norms decide, with a share of 2e-5 (float32: 8e-3).
         """
-        few = take(inputs, slice(0, 3))
+        few = take(inputs, slice(0, _FEW))
         count = num_examples(few)
         cotangents, _ = probe_vectors(self.anchor, count, self.num_outputs)
         together = pulled(self.network, self.anchor, few, cotangents)
@@ -256,6 +262,7 @@ class NetworkFeatures(FeatureMap):
                 "network: the derivatives of the output for one example depend on the rest of the batch, although the "
                 "outputs do not. Look for forward code that mixes examples, such as x.mean(0) or x - x[:1]."
             )
+        return (alone.abs() * self.anchor.abs()[:, None]).sum((1, 2)).max().item()
 
     def _check_dependence(self, inputs: Inputs) -> None:
         """Reject a network whose outputs do not depend on any weight (rounding in forward, dead units)."""

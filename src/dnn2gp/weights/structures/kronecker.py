@@ -13,7 +13,7 @@ from torch import Tensor
 from dnn2gp.features import Factors, FeatureMap, KroneckerFactors
 from dnn2gp.features.blocks import Arrangement, Block, Outer
 from dnn2gp.network.inputs import Inputs
-from dnn2gp.support.errors import InputError, NotPositiveDefiniteError
+from dnn2gp.support.errors import InputError, NotFiniteError, NotPositiveDefiniteError
 from dnn2gp.support.memory import require
 from dnn2gp.weights.structures.base import Precision, Structure
 
@@ -132,8 +132,13 @@ def key(parts: tuple[slice, ...]) -> tuple[tuple[int, int], ...]:
 
 def _decomposed(matrix: Float[Tensor, "d d"], what: str) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
     """Eigenvalues and eigenvectors of a sum of squares; a negative eigenvalue beyond rounding is an error."""
+    if not matrix.isfinite().all():
+        raise NotFiniteError(
+            f"The Kronecker factor of a layer's {what} overflows in {matrix.dtype}. Look for huge activations or "
+            "gradients, or use float64."
+        )
     values, vectors = torch.linalg.eigh(matrix.double())
-    if not values.isfinite().all() or values[0] < -_ROUNDING * values[-1].abs():
+    if values[0] < -_ROUNDING * values[-1].abs():
         raise NotPositiveDefiniteError(
             f"The Kronecker factor of a layer's {what} has eigenvalues from {values[0].item():.3g} to "
             f"{values[-1].item():.3g}. Look for huge activations or gradients, or use float64."

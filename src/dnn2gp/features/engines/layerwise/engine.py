@@ -28,8 +28,8 @@ from dnn2gp.features.engines.plain_passes import pull
 from dnn2gp.features.engines.torch_func import JacobianFeatures
 from dnn2gp.features.factors import Factors
 from dnn2gp.network import Network
-from dnn2gp.network.inputs import Inputs, num_examples, take
-from dnn2gp.support.errors import FallbackWarning, NetworkError, warn_user
+from dnn2gp.network.inputs import Inputs, all_finite, num_examples, take
+from dnn2gp.support.errors import FallbackWarning, NetworkError, NotFiniteError, warn_user
 
 # The most entries in the temporary tensors of a chunk. What a chunk allocates is freed together; if that is more than
 # about 64 MiB, malloc gives it back to the system and the next chunk pays for page faults.
@@ -180,6 +180,11 @@ class LayerwiseFeatures(NetworkFeatures):
         self, blocks: Sequence[Block], uses: Uses, mixing: Float[Tensor, "N R 1"], expected: Float[Tensor, " P"]
     ) -> None:
         """Check that each example is still at its place, even if the network selects or sorts by value."""
+        if not all_finite(expected):
+            raise NotFiniteError(
+                "The derivatives of the network at some of these inputs are not finite. Look for operations with an "
+                "infinite slope, such as sqrt or norm at 0, and for huge inputs or weights."
+            )
         found = Factors(tuple(blocks), self.num_weights).pull(mixing.detach())[:, 0]
         wrong = disagreeing(found.detach()[None], expected[None], self.network.layout.ranges, 1e4)
         if wrong - set(uses.left):
