@@ -1,7 +1,7 @@
 """dnn2gp: neural networks as Gaussian processes.
 
     gp = convert(network, data, likelihood)  # δ by the evidence; or prior_precision=1.0
-    prediction = gp.predict(inputs)          # .mean, .aleatoric, .epistemic
+    prediction = gp.predict(inputs)          # .probabilities, .interval(0.9), .mean, .aleatoric, .epistemic
 
 The names below and the rooms of the package are imported when they are first used, so that `import dnn2gp` and
 `dnn2gp --help` do not wait for torch.
@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dnn2gp import tune
     from dnn2gp.evidence import Evidence
-    from dnn2gp.gp import GaussianProcess, convert, diagnose, load, save
-    from dnn2gp.inference import FunctionSpace, Kernel, Predictive, WeightSpace
+    from dnn2gp.gp import ByEvidence, GaussianProcess, convert, diagnose, load, save
+    from dnn2gp.inference import (
+        Calibration,
+        FunctionSpace,
+        GaussNewtonStep,
+        Kernel,
+        LinearisedMode,
+        NetworkOutput,
+        Predictive,
+        WeightSpace,
+    )
     from dnn2gp.likelihoods import (
         BernoulliLikelihood,
         CategoricalLikelihood,
@@ -48,6 +57,11 @@ __all__ = [  # noqa: RUF022 (grouped as the paper is: model and data, A, B, C, r
     "ON",
     "WeightSpace",
     "FunctionSpace",
+    "NetworkOutput",
+    "LinearisedMode",
+    "GaussNewtonStep",
+    "Calibration",
+    "ByEvidence",
     "GaussianProcess",
     "Kernel",
     "Predictive",

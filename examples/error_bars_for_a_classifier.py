@@ -1,0 +1,122 @@
+"""Error bars for a classifier that was trained as everyone trains: which way of converting it helps, and which harms?
+
+A small convolutional network is trained on 2,000 images of digits by Adam with mini-batches and weight decay. Every line
+of the table is one way to turn it into a GP; warnings that a way raises are printed below it.
+
+    python examples/error_bars_for_a_classifier.py            # MNIST
+    python examples/error_bars_for_a_classifier.py --smoke    # scikit-learn's digits, a few seconds
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from dnn2gp import (
+    CategoricalLikelihood,
+    GaussianProcess,
+    GaussNewtonStep,
+    Kronecker,
+    NetworkOutput,
+    convert,
+    diagnose,
+    precision_from_weight_decay,
+)
+from dnn2gp.inference.metrics import accuracy, ece, nll
+
+DECAY = 1e-3
+
+
+def main() -> None:
+    """Train, convert in seven ways, and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="a short run")
+    smoke = parser.parse_args().smoke
+    train, validation, test = small_digits() if smoke else mnist()
+    network = trained(train, epochs=30 if smoke else 8)
+    with torch.no_grad():
+        report("the network itself", torch.softmax(network(test[0]), 1), test[1])
+    delta = precision_from_weight_decay(DECAY, num_examples=len(train[1]))
+    ways = {
+        "convert(network, data, likelihood)": {},
+        "  ..., validation=held_out": {"validation": validation},
+        "  ..., prior_precision=δ of the decay": {"prior_precision": delta},
+        '  ..., subset="last layer"': {"subset": "last layer"},
+        "  ..., δ of the decay, last layer": {"prior_precision": delta, "subset": "last layer"},
+        "  ..., structure=Kronecker()": {"structure": Kronecker()},
+        "  ..., mean=NetworkOutput()": {"mean": NetworkOutput()},
+        "  ..., last layer, one Gauss-Newton step": {
+            "prior_precision": delta,
+            "subset": "last layer",
+            "mean": GaussNewtonStep(),
+        },
+    }
+    gps = {name: converted(name, network, train, test, settings) for name, settings in ways.items()}
+    print(f"\n{diagnose(gps['convert(network, data, likelihood)'])}")
+
+
+def converted(name: str, network: nn.Module, train: tuple, test: tuple, settings: dict) -> GaussianProcess:
+    """The GP, its scores, and what convert has to say about it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gp = convert(network, train, CategoricalLikelihood(), **settings)
+    report(name, gp.predict(test[0]).probabilities, test[1])
+    for warning in caught:
+        print(textwrap.indent(textwrap.fill(f"{warning.category.__name__}: {warning.message}", 100), "      "))
+    return gp
+
+
+def report(name: str, probabilities: Tensor, labels: Tensor) -> None:
+    """One line of the table."""
+    scores = f"accuracy {accuracy(probabilities, labels):6.1%}   NLL {nll(probabilities, labels):6.3f}"
+    print(f"{name:45s} {scores}   ECE {ece(probabilities, labels):.3f}")
+
+
+def trained(train: tuple[Tensor, Tensor], epochs: int) -> nn.Module:
+    """Three small convolutions, trained by Adam with mini-batches."""
+    torch.manual_seed(0)
+    size = train[0].shape[-1] // 4
+    network = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 12, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12 * size**2, 10),
+    )
+    optimizer = torch.optim.Adam(network.parameters(), lr=2e-3, weight_decay=DECAY)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(train[1])).split(64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(train[0][batch]), train[1][batch]).backward()
+            optimizer.step()
+    return network.eval()
+
+
+def mnist() -> tuple[tuple[Tensor, Tensor], ...]:
+    """2,000 images to train, 500 to validate and 2,000 to test."""
+    from dnn2gp.paper.datasets import load_images
+
+    images = load_images("mnist")
+    x, y = images.train_images, images.train_labels
+    return (x[:2000], y[:2000]), (x[2000:2500], y[2000:2500]), (images.test_images[:2000], images.test_labels[:2000])
+
+
+def small_digits() -> tuple[tuple[Tensor, Tensor], ...]:
+    """8 × 8 digits that ship with scikit-learn."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    images, labels = torch.from_numpy(x).float().reshape(-1, 1, 8, 8) / 16, torch.from_numpy(y).long()
+    parts = slice(0, 300), slice(300, 500), slice(500, 1000)
+    return tuple((images[part], labels[part]) for part in parts)
+
+
+if __name__ == "__main__":
+    main()
