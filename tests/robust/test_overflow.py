@@ -14,12 +14,12 @@ from dnn2gp import (
     CategoricalLikelihood,
     FunctionSpace,
     GaussianLikelihood,
-    GaussNewtonStep,
     Kronecker,
     PoissonLikelihood,
     WeightSpace,
     convert,
 )
+from dnn2gp.inference import GaussNewtonStep
 from dnn2gp.support.errors import InputError, MemoryBudgetError, NotFiniteError, NotPositiveDefiniteError
 
 pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")

@@ -199,7 +199,9 @@ def test_tuned_without_gradients(mode) -> None:
     with untouched(module), mode():
         gp = convert(module, (x.clone(), y.clone()), GaussianLikelihood())
         best = expected.evidence_function().maximise()
+        calibrated = expected.calibrated()
     assert torch.equal(gp.prior.precision.diagonal(), expected.prior.precision.diagonal())
+    assert calibrated.calibration == expected.calibrated().calibration
     assert best.value == expected.evidence_function().maximise().value
 
 

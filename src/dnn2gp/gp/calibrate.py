@@ -73,8 +73,9 @@ class _Search:
 
         def value(point: np.ndarray) -> tuple[float, np.ndarray]:
             logs = torch.tensor(point, dtype=torch.float64, requires_grad=True)
-            nll = self._nll(logs[0].exp(), logs[1].exp() if self.second else None)
-            (gradient,) = torch.autograd.grad(nll, logs)
+            with torch.enable_grad():
+                nll = self._nll(logs[0].exp(), logs[1].exp() if self.second else None)
+                (gradient,) = torch.autograd.grad(nll, logs)
             return nll.item(), gradient.numpy()
 
         bounds = [tuple(log(each) for each in _SCALES), *self._bounds()]

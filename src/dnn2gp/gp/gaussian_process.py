@@ -159,6 +159,7 @@ class GaussianProcess:
         """
         return leave_one_out(self.inference, self.likelihood, self.calibration)
 
+    @torch.inference_mode(False)
     def calibrated(self, validation: object = None) -> GaussianProcess:
         """The same GP with the calibration that predicts best: a and τ for classification, a and σ for regression.
 
