@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,10 +28,13 @@ from torch.func import functional_call, jacrev
 
 import dnn2gp.estimators.base as base
 from dnn2gp.estimators import GPNetClassifier, GPNetRegressor
+from dnn2gp.inference.calibration import Calibration
 from dnn2gp.likelihoods import GaussianLikelihood
 from dnn2gp.network.mlp import mlp
 from dnn2gp.support.errors import InputError, NotAMinimumWarning
 from dnn2gp.tune.restarts import Fitted
+
+from reference import brute_force, likelihoods, linearised
 
 SMALL: dict[str, Any] = {"width": 4, "restarts": 1, "max_rounds": 3}
 TINY: dict[str, Any] = {"width": 2, "restarts": 1, "max_rounds": 1}
@@ -354,16 +358,26 @@ def test_probabilities_average_over_the_gp() -> None:
     rows = J_new.reshape(len(new), 3, -1)
     covariance = rows @ np.linalg.inv(precision) @ rows.transpose(0, 2, 1)
     draws = np.random.default_rng(0).normal(size=(100_000, 3))
-    chosen = est.gp_.predict(torch.from_numpy(standardised(new, X))).calibration
-    mean, covariance = mean / chosen.temperature, covariance * (chosen.scale / chosen.temperature**2)
-    average = np.stack([softmax(m + draws @ root(C).T).mean(0) for m, C in zip(mean, covariance, strict=True)])
-    np.testing.assert_allclose(found, average, atol=0.01)  # five standard errors, and the error of the points
-    plain = softmax(f_new.reshape(-1, 3))
-    assert np.abs(found - average).max() < 0.1 * np.abs(plain - average).max()
 
-    log_joint = np.log(p[np.arange(len(X)), np.searchsorted(est.classes_, y)]).sum() - est.prior_precision_ / 2 * w @ w
-    complexity = 0.5 * (np.linalg.slogdet(precision)[1] - len(w) * np.log(est.prior_precision_))
-    assert est.log_evidence_ == pytest.approx(log_joint - complexity, abs=1e-6)
+    def averages(scale: float, temperature: float) -> np.ndarray:
+        """E softmax(f) for f ~ N(m/τ, a V/τ²)."""
+        own = zip(mean / temperature, covariance * scale / temperature**2, strict=True)
+        return np.stack([softmax(m + draws @ root(C).T).mean(0) for m, C in own])
+
+    average = averages(1.0, 1.0)
+    exact = replace(est.gp_, calibration=Calibration()).predict(torch.as_tensor(standardised(new, X))).probabilities
+    np.testing.assert_allclose(exact, average, atol=0.01)  # five standard errors, and the error of the points
+    plain = softmax(f_new.reshape(-1, 3))
+    assert np.abs(exact.numpy() - average).max() < 0.1 * np.abs(plain - average).max()
+    calibration = est.gp_.calibration
+    assert calibration != Calibration()
+    np.testing.assert_allclose(found, averages(calibration.scale, calibration.temperature), atol=0.01)
+
+    labels = torch.as_tensor(np.searchsorted(est.classes_, y))
+    parts = [torch.as_tensor(own) for own in (J_rows, f.reshape(-1, 3), w)]
+    delta = torch.full_like(parts[2], est.prior_precision_)
+    at_mode = linearised.evidence(*parts, labels, brute_force.categorical, likelihoods.categorical_log_prob, delta)
+    assert est.log_evidence_ == pytest.approx(at_mode, abs=1e-6)
 
 
 def root(covariance: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ import torch
 from dnn2gp import BlockDiagonal, Diagonal, FunctionSpace, GaussianLikelihood, Kronecker, WeightSpace, convert
 from dnn2gp.evidence.per_layer import LayerEvidence
 from dnn2gp.evidence.spectrum import Spectrum
+from dnn2gp.inference import GaussNewtonStep
 from dnn2gp.support.errors import InputError
 from dnn2gp.weights import Expansion
 
@@ -54,7 +55,7 @@ def laplace_evidence(case, kind, c, s):
 
 
 def of(case, **choice):
-    return convert(case.module, (case.x, case.y), case.likelihood, case.delta, **choice)
+    return convert(case.module, (case.x, case.y), case.likelihood, case.delta, mean=GaussNewtonStep(), **choice)
 
 
 def check_value_and_gradient(function, expected, *points):
@@ -187,7 +188,7 @@ def test_maximise_ends_where_the_gradient_vanishes_and_no_neighbour_is_better(wi
 def test_mackays_fixed_point_holds_at_the_maximum():
     """δ = γ / wᵀw for a classifier: the stationary point in closed form."""
     case = problem("categorical", 12, outputs=3)
-    gp = convert(case.module, (case.x, case.y), case.likelihood, 1.0)
+    gp = convert(case.module, (case.x, case.y), case.likelihood, 1.0, mean=GaussNewtonStep())
     function = gp.evidence_function()
     best = function.maximise()
     assert best.at_edge == ()

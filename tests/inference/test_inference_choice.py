@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from functools import partial
 
 import pytest
 
 from dnn2gp import Dense, Diagonal, FunctionSpace, Kronecker, WeightSpace, convert
-from dnn2gp.inference import Inference
+from dnn2gp.inference import Inference, NetworkOutput
+from dnn2gp.inference.calibration import Calibration
 from dnn2gp.support.errors import InputError
 
 from problems import problem
@@ -96,8 +97,13 @@ def test_reprs_are_one_line():
     case = problem("gaussian", 8)
     gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta)
     assert repr(gp) == (
-        "GaussianProcess(8 examples, 2 outputs, 17 weights; GaussianLikelihood; dense posterior in function space)"
+        "GaussianProcess(8 examples, 2 outputs, 17 weights; GaussianLikelihood; dense posterior in function space; "
+        "mean: linearised mode)"
     )
+    around = convert(case.module, (case.x, case.y), case.likelihood, case.delta, mean=NetworkOutput())
+    assert repr(around).endswith("; mean: network output)")
+    calibrated = replace(around, calibration=Calibration(0.5))
+    assert repr(calibrated).endswith("; mean: network output; Calibration(scale=0.5, temperature=1.0, noise=1.0))")
     assert repr(gp.predict(case.x_test)) == "Predictive(4 inputs, outputs of shape (2,))"
     assert repr(gp.prior) == "Gaussian(17 weights, diagonal precision)"
     value = gp.evidence()

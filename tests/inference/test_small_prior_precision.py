@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dnn2gp import CategoricalLikelihood, FunctionSpace, WeightSpace, convert
+from dnn2gp.inference import GaussNewtonStep
 
 from reference import brute_force
 
@@ -50,7 +51,8 @@ def exact_epistemic(module, x, inputs, delta):
 def test_epistemic(trained, inference, delta):
     module, x, labels = trained
     inputs = torch.randn(20, 2, generator=torch.Generator().manual_seed(1))
-    prediction = convert(module, (x, labels), CategoricalLikelihood(), delta, inference=inference).predict(inputs)
+    settings = {"inference": inference, "mean": GaussNewtonStep()}
+    prediction = convert(module, (x, labels), CategoricalLikelihood(), delta, **settings).predict(inputs)
     expected = exact_epistemic(module, x, inputs, delta).float()
     torch.testing.assert_close(prediction.epistemic, expected, rtol=2e-3, atol=1e-9)
     for result in (prediction.std, prediction.probit(), prediction.monte_carlo(50)):

@@ -1,4 +1,4 @@
-"""The linearised network by explicit matrices in float64: mode, Laplace evidence, and refits without an example."""
+"""The linearised network by explicit matrices in float64: its mode, its Laplace evidence, and leave-one-out refits."""
 
 from __future__ import annotations
 

@@ -1,19 +1,43 @@
-"""Change what a file contains, with checksums that are right, as somebody would who means harm."""
+"""GPs to save, and changes of what a file contains with checksums that are right, as somebody would who means harm."""
 
 from __future__ import annotations
 
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dnn2gp import CategoricalLikelihood, Diagonal, FunctionSpace, GaussianProcess, WeightSpace, convert
+from dnn2gp.inference import LinearisedMode, NetworkOutput
+from dnn2gp.inference.calibration import Calibration
 from dnn2gp.support.tensor_file import sealed
+
+from robust.support import DELTA, mlp, regression
+
+CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "at the mode": {"mean": LinearisedMode(), "inference": WeightSpace()},
+    "at the mode, function space": {"mean": LinearisedMode(), "inference": FunctionSpace()},
+    "at the mode, diagonal": {"mean": LinearisedMode(), "structure": Diagonal()},
+    "around the network": {"mean": NetworkOutput()},
+    "calibrated": {"mean": NetworkOutput(sites_at_mode=True)},
+    "by default": {},
+}
+"""Settings of convert that differ in mean and calibration."""
+
+
+def classifier(kind: str) -> GaussianProcess:
+    """A GP with two classes and these settings."""
+    data = regression()[0], torch.arange(10) % 2
+    gp = convert(mlp(), data, CategoricalLikelihood(), DELTA, **CLASSIFIERS[kind])
+    return replace(gp, calibration=Calibration(0.3, 1.7)) if kind == "calibrated" else gp
 
 
 def contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

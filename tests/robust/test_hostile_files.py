@@ -20,7 +20,7 @@ from dnn2gp import BlockDiagonal, Diagonal, FunctionSpace, Kronecker, WeightSpac
 from dnn2gp.optim import load_checkpoint, save_checkpoint
 from dnn2gp.support.errors import FileFormatError, InputError, MemoryBudgetError, NetworkError
 
-from robust.saved_files import contents, raw_header, rewrite, with_raw_header
+from robust.saved_files import classifier, contents, raw_header, rewrite, with_raw_header
 from robust.support import DELTA, NOISE, mlp, regression
 
 pytestmark = [
@@ -49,6 +49,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     found = {}
     for name, settings in SETTINGS.items():
         save(convert(mlp(), regression(), NOISE, DELTA, **settings), path)  # type: ignore[arg-type]
+        found[name] = path.read_bytes()
+    for name in ("at the mode", "calibrated"):
+        save(classifier(name), path)
         found[name] = path.read_bytes()
     return found
 
@@ -186,7 +189,7 @@ def test_blocks_cover_every_weight_once(saved: Saved, kind: str, shift: int) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("kind", [*SETTINGS, "at the mode", "calibrated"])
 def test_every_tensor_has_its_shape_and_dtype(saved: Saved, kind: str) -> None:
     """One row more, one axis more, another dtype, NaN: for every tensor of every kind of file."""
     whole = saved(kind).read_bytes()
@@ -310,6 +313,62 @@ def test_hostile_tuning(saved: Saved, tuning: Any) -> None:
     own = tuning if tuning in (3, {}) or "trials" in tuning else {**state, "trials": [{**trial, **tuning}]}
     rewrite(path, lambda header: {**header, "tuning": own})
     with pytest.raises(FileFormatError, match="tuning"):
+        load(path, fresh())
+
+
+def hostile_calibrations() -> list[Any]:
+    whole = {"scale": 0.3, "temperature": 1.7, "noise": 1.0}
+    values = ["1", None, True, [], float("nan"), float("inf"), -1.0, 10**400, -(10**400)]
+    changed = [{**whole, name: value} for name in whole for value in values]
+    zero = [{**whole, name: 0.0} for name in ("temperature", "noise")]
+    missing = [{other: value for other, value in whole.items() if other != name} for name in whole]
+    return [*changed, *zero, *missing, {**whole, "more": 1.0}, {**whole, "noise": 2.0}, {}, None, 3, "scale", [1.0]]
+
+
+@pytest.mark.parametrize("calibration", hostile_calibrations(), ids=lambda own: repr(own)[:60])
+def test_hostile_calibration(saved: Saved, calibration: Any) -> None:
+    """Wrong types and values, and a factor of the noise for a classifier."""
+    path = saved("calibrated")
+    rewrite(path, lambda header: {**header, "calibration": calibration})
+    with pytest.raises(FileFormatError, match="calibration"):
+        load(path, fresh())
+
+
+def test_a_calibration_belongs_to_its_likelihood(saved: Saved) -> None:
+    path = saved("dense")
+    calibration = {"scale": 0.5, "temperature": 1.0, "noise": 2.0}
+    rewrite(path, lambda header: {**header, "calibration": calibration})
+    assert load(path, fresh()).calibration.noise == 2
+    rewrite(path, lambda header: {**header, "calibration": {**calibration, "temperature": 2.0}})
+    with pytest.raises(FileFormatError, match="calibration"):
+        load(path, fresh())
+
+
+MEANS = [
+    "Gauss-Newton step",
+    "linearised mode",
+    {"name": "network output", "sites_at_mode": False},
+    {"name": "network output", "sites_at_mode": True},
+    "network output",
+]
+
+
+@pytest.mark.parametrize("kind", ["dense", "diagonal", "at the mode", "calibrated"])
+def test_the_mean_is_that_of_the_tensors(saved: Saved, kind: str) -> None:
+    right = contents(saved(kind))[0]["mean"]
+    others = [own for own in MEANS if own != right and (kind, own) != ("diagonal", "network output")]
+    for mean in [*others, "mean", 3, None, [], {"name": "network output", "sites_at_mode": 1}, {"name": right, "a": 1}]:
+        path = saved(kind)
+        rewrite(path, lambda header, mean=mean: {**header, "mean": mean})
+        with pytest.raises(FileFormatError, match="mean"):
+            load(path, fresh())
+
+
+@pytest.mark.parametrize("targets", [[2] + [0] * 9, [-1] + [0] * 9, [2**62] + [0] * 9])
+def test_labels_of_no_class(saved: Saved, targets: list[int]) -> None:
+    path = saved("at the mode")
+    rewrite(path, change_tensors=lambda all: {**all, "expansion/targets": torch.tensor(targets)})
+    with pytest.raises(FileFormatError, match="expansion/targets"):
         load(path, fresh())
 
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 import dnn2gp
 from dnn2gp import FunctionSpace, GaussianProcess, WeightSpace, convert
 from dnn2gp.features import JacobianFeatures, LayerwiseFeatures
+from dnn2gp.inference import GaussNewtonStep
 from dnn2gp.support import errors
 from dnn2gp.support.errors import EXPECTED
 from dnn2gp.weights import Expansion
@@ -100,6 +101,7 @@ class Question:
             inference=inference,
             features=LayerwiseFeatures if spec.engine == "layerwise" else JacobianFeatures,
             expansion=getattr(Expansion, spec.expansion),
+            mean=GaussNewtonStep(),
         )
 
     def problem(self) -> laplace.Problem:

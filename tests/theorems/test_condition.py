@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dnn2gp import Diagonal, FunctionSpace, GaussianLikelihood, WeightSpace, convert
+from dnn2gp.inference import GaussNewtonStep, LinearisedMode
 from dnn2gp.support.errors import InputError
 from dnn2gp.weights import Expansion
 
@@ -18,8 +19,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinim
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"inference": WeightSpace()}, {"inference": FunctionSpace()}])
 @pytest.mark.parametrize("kind", KINDS)
-def test_conditioning_is_having_had_the_data_at_once(kind, options):
+@pytest.mark.parametrize("mean", [GaussNewtonStep(), LinearisedMode()], ids=repr)
+def test_conditioning_is_having_had_the_data_at_once(kind, options, mean):
     case = problem(kind, 9)
+    options = {**options, "mean": mean}
     x, y = case.x, case.y
     first = convert(case.module, (x[:4], y[:4]), case.likelihood, case.delta, **options)
     before = first.covariance(case.x_test).clone()

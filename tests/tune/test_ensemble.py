@@ -10,6 +10,7 @@ from scipy.stats import multivariate_normal
 from torch import nn
 
 from dnn2gp import BernoulliLikelihood, CategoricalLikelihood, GaussianLikelihood, convert
+from dnn2gp.inference import GaussNewtonStep
 from dnn2gp.network.data import read_data
 from dnn2gp.support.errors import DivergedError, InputError
 from dnn2gp.tune.ensemble import Ensemble, initial_weights, write_weights
@@ -82,7 +83,7 @@ def test_the_evidence_of_each_member_is_that_of_convert(kind):
     evidence, curvature = ensemble.evidence(weights), ensemble.curvature(weights)
     for member, delta in enumerate(DELTAS.tolist()):
         write_weights(module, weights[member])
-        gp = convert(module, (x[member], y[member]), likelihood, delta)
+        gp = convert(module, (x[member], y[member]), likelihood, delta, mean=GaussNewtonStep())
         assert evidence[member].item() == pytest.approx(gp.evidence().value, rel=1e-10)
         assert curvature.relative_gradient[member].item() == pytest.approx(gp.model.relative_gradient(), rel=1e-9)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from dnn2gp import CategoricalLikelihood, GaussianLikelihood, convert
 from dnn2gp.features import JacobianFeatures
-from dnn2gp.inference import WeightSpace
+from dnn2gp.inference import GaussNewtonStep, WeightSpace
 from dnn2gp.support.errors import InputError
 from dnn2gp.weights.structures import Dense, DiagonalPrecision, Kronecker
 
@@ -66,7 +66,7 @@ def dense_twin(pairs):
 def mlp():
     module = network(lambda: nn.Linear(3, 4), nn.Tanh, lambda: nn.Linear(4, 3))
     x, y = randn(N, 3), torch.arange(N) % 3
-    gp = convert(module, (x, y), CategoricalLikelihood(), DELTA, structure=Kronecker())
+    gp = convert(module, (x, y), CategoricalLikelihood(), DELTA, structure=Kronecker(), mean=GaussNewtonStep())
     root = gp.model.expansion.root
     return module, x, gp, dense_twin(factors_by_hand(module, x, root))
 
@@ -100,7 +100,7 @@ def test_delta_moves_without_a_new_decomposition(mlp):
 def test_exact_for_one_example():
     """One example at one position: its GGN is (a aᵀ) ⊗ (Σ g gᵀ) within each layer; with one layer, all of it."""
     module, x = network(lambda: nn.Linear(3, 4)), randn(1, 3)
-    settings = {"likelihood": CategoricalLikelihood(), "prior_precision": DELTA}
+    settings = {"likelihood": CategoricalLikelihood(), "prior_precision": DELTA, "mean": GaussNewtonStep()}
     kfac = convert(module, (x, torch.tensor([2])), structure=Kronecker(), **settings)
     dense = convert(module, (x, torch.tensor([2])), structure=Dense(), inference=WeightSpace(), **settings)
     close(kfac.posterior.precision.dense(), dense.posterior.precision.dense())

@@ -1,8 +1,8 @@
 """Step (C): a network as a Gaussian process, and what users do with it.
 
 May import `evidence` and the rooms below it. Start with `convert.py` (A, B and C in one call), then
-`gaussian_process.py` (predictions, kernels, samples, evidence), `automatic.py` (which mean, and how wide), `diagnose.py`
-and `storage.py`.
+`gaussian_process.py` (predictions, kernels, samples, evidence), `automatic.py` (which mean, and how wide),
+`diagnose.py` and `storage.py`.
 """
 
 from dnn2gp.gp.by_evidence import ByEvidence

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from math import isfinite
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, final
 
 from dnn2gp.evidence.tuning_result import EVIDENCE, TuningResult
-from dnn2gp.inference import Inference
-from dnn2gp.inference.calibration import Calibration
+from dnn2gp.inference import Inference, Mean
+from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.support.choice import Choice
 from dnn2gp.support.errors import FileFormatError, InputError
 from dnn2gp.support.json_text import short
@@ -20,7 +19,9 @@ from dnn2gp.weights.structures import Structure
 FORMAT_VERSION = 4
 _READABLE = (1, 2, 3, 4)
 _KEYS = {"format", "dnn2gp", "likelihood", "trainable", "inputs", "features", "quadratic", "prior", "inference"}
-_OPTIONAL = {"tuning", "calibration", CHECKSUMS}
+# Fields that older files do not have, with the first format that does.
+_SINCE = {CHECKSUMS: 3, "mean": 4, "calibration": 4}
+_OPTIONAL = {"tuning", *_SINCE}
 
 
 @final
@@ -38,6 +39,8 @@ class Header:
     prior: Structure
     inference: Inference
     tuning: TuningResult | None
+    mean: Mean | None
+    """What predictions are centred at; None in files that do not say so."""
     calibration: Calibration
 
     @staticmethod
@@ -51,8 +54,9 @@ class Header:
             )
         if found == 1:
             header = _upgraded(header)
-        if found >= 3 and CHECKSUMS not in header:
-            raise _unknown(path, header, CHECKSUMS)
+        for name, since in _SINCE.items():
+            if found >= since and name not in header:
+                raise _unknown(path, header, name)
         _check_fields(path, header)
         return Header(
             header["likelihood"],
@@ -63,6 +67,7 @@ class Header:
             _choice(path, header, "prior", Structure),
             _choice(path, header, "inference", Inference),
             _tuning(path, header),
+            _choice(path, header, "mean", Mean) if "mean" in header else None,
             _calibration(path, header),
         )
 
@@ -93,7 +98,7 @@ def _upgraded(header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(path: Path, header: Mapping[str, Any], name: str, kind: type[Choice]) -> Any:
-    """The structure or inference of a field, with options of the types that it takes."""
+    """The structure, inference or mean of a field, with options of the types that it takes."""
     try:
         choice = kind.decoded(header.get(name))
     except (ValueError, TypeError, AttributeError) as error:
@@ -125,10 +130,12 @@ def _tuning(path: Path, header: Mapping[str, Any]) -> TuningResult | None:
 
 def _calibration(path: Path, header: Mapping[str, Any]) -> Calibration:
     """The calibration by the names of its numbers; before format 4, there was none."""
-    state = header.get("calibration", {})
+    state = header.get("calibration", asdict(NONE))
+    if not isinstance(state, dict) or set(state) != set(asdict(NONE)) or not _numbers(state.values()):
+        raise _unknown(path, header, "calibration")
     try:
-        return Calibration(**state)
-    except (TypeError, InputError) as error:
+        return Calibration(**{name: float(number) for name, number in state.items()})
+    except InputError as error:
         raise _unknown(path, header, "calibration", f" ({short(str(error))})") from error
 
 
@@ -141,7 +148,7 @@ def _settings(value: object) -> bool:
 
 def _numbers(values: Any) -> bool:
     """Whether all are numbers that a float can hold; evidences may be infinite, or NaN."""
-    return all(type(own) is float or (type(own) is int and isfinite(own) and abs(own) < 2**63) for own in values)
+    return all(type(own) is float or (type(own) is int and abs(own) < 2**63) for own in values)
 
 
 def _unknown(path: Path, header: Mapping[str, Any], name: str, why: str = "") -> FileFormatError:

@@ -26,7 +26,8 @@ _DOUBLE = (torch.float64,)
 _FLOATS = (torch.float32, torch.float64)
 _POSITIVE = re.compile(r"(prior|inference)/(\d+\.delta|values)|(prior|inference)/factor|likelihood/sigma")
 _NOT_NEGATIVE = re.compile(r"(prior|inference)/\d+\.(input|output)_values")
-_WITHOUT_PARAMETERS = ("bernoulli", "categorical", "poisson", "custom")
+BUILT_IN = ("gaussian", "bernoulli", "categorical", "poisson", "custom")
+"""The likelihoods whose tensors and targets are known here."""
 
 
 @final
@@ -163,17 +164,20 @@ class Schema:
             "expansion/log_likelihood": Spec(()),
         }
         if self.header.features == "jacobian":
-            expected |= {
-                "expansion/targets": self._targets(),
-                "model/moved": Spec((P,), optional=True),
-                "model/centre": Spec((P,), optional=True),
-            }
+            expected |= {"expansion/targets": self._targets(), "model/moved": Spec((P,), optional=True)}
+        if self.header.features != "step":
+            expected |= {"model/centre": Spec((P,), optional=True)}
         if self.header.features == "step":
             expected |= {"step/anchor": Spec((P,), dtypes), "step/samples": Spec((self.num_samples, P), dtypes)}
         return expected
 
     def _targets(self) -> Spec:
-        """One row of targets for each example; files of earlier releases have none."""
+        """One row of targets for each example, in the form of the likelihood; files of earlier releases have none."""
+        if self.header.likelihood == "categorical":
+            return Spec((self.num_examples,), (torch.int64,), optional=True)
+        if self.header.likelihood in BUILT_IN:
+            columns = None if self.header.likelihood == "custom" else self.num_columns
+            return Spec((self.num_examples, columns), (self.dtype,), optional=True)
         found = self.entries.get("expansion/targets")
         axes = 0 if found is None else max(0, len(found.shape) - 1)
         return Spec((self.num_examples, *[None] * axes), (*_FLOATS, torch.int64), optional=True)
@@ -216,7 +220,7 @@ class Schema:
         parts = {
             "prior/": isinstance(self.header.prior, known),
             "inference/": own,
-            "likelihood/": self.header.likelihood in ("gaussian", *_WITHOUT_PARAMETERS),
+            "likelihood/": self.header.likelihood in BUILT_IN,
         }
         return [part for part, closed in parts.items() if not closed]
 

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from dnn2gp.features import FeatureMap, GradientFeatures, LayerwiseFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.gp.file_format import SavedFile, form, write_file
 from dnn2gp.gp.file_header import Header
-from dnn2gp.gp.file_schema import CHECKED_EXAMPLES
+from dnn2gp.gp.file_schema import BUILT_IN, CHECKED_EXAMPLES
 from dnn2gp.gp.gaussian_process import GaussianProcess
-from dnn2gp.inference import LinearModel
+from dnn2gp.gp.means import mean_of
+from dnn2gp.inference import LinearModel, Posterior
 from dnn2gp.likelihoods import CustomLikelihood, Likelihood, likelihood_from_state
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, leaves, take
@@ -27,6 +28,7 @@ from dnn2gp.support.errors import EXPECTED, FileFormatError, InputError, Network
 from dnn2gp.support.json_text import short
 from dnn2gp.support.memory import check_budget, default_budget, holding
 from dnn2gp.support.randomness import global_states_kept
+from dnn2gp.support.tensor_file import damaged
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
 
@@ -86,9 +88,29 @@ def _restored(
     model = LinearModel(expansion, prior, of_step=of_step, centre=file.part("model").get("centre"))
     with _reading(file, "inference"):
         posterior = header.inference.restored(model, file.part("inference"))
-    with _reading(file, "calibration"):
-        header.calibration.applied_to(likelihood)
+    _check_meaning(file, posterior, likelihood)
     return GaussianProcess(own, posterior, likelihood, header.tuning, header.calibration)
+
+
+def _check_meaning(file: SavedFile, posterior: Posterior, likelihood: Likelihood) -> None:
+    """Whether mean, calibration and targets are what the header says and the likelihood takes."""
+    header, expansion = file.header, posterior.model.expansion
+    if header.mean is not None and mean_of(posterior) != header.mean:
+        found = f"the tensors of {mean_of(posterior)!r}"
+        raise damaged(file.path, "mean", f"model/moved and model/centre of {header.mean!r}", found)
+    try:
+        header.calibration.applied_to(likelihood)
+    except InputError as error:
+        raise damaged(file.path, "calibration", f"one for the likelihood {header.likelihood!r}", str(error)) from error
+    if expansion.targets is None or header.likelihood not in BUILT_IN:
+        return
+    try:
+        likelihood.check_targets(
+            expansion.targets, expansion.num_examples, expansion.features.num_outputs, expansion.anchor.dtype
+        )
+    except InputError as error:
+        expected = f"targets of the likelihood {header.likelihood!r}"
+        raise damaged(file.path, "expansion/targets", expected, short(str(error))) from error
 
 
 def _header(gp: GaussianProcess) -> dict[str, Any]:
@@ -105,6 +127,7 @@ def _header(gp: GaussianProcess) -> dict[str, Any]:
         "prior": gp.prior.precision.structure.encoded(),
         "inference": gp.inference.method.encoded(),
         "tuning": None if gp.tuning is None else gp.tuning.state(),
+        "mean": gp.centre.encoded(),
         "calibration": asdict(gp.calibration),
     }
 
@@ -124,12 +147,10 @@ def _tensors(gp: GaussianProcess) -> dict[str, Tensor]:
         "likelihood": {} if isinstance(gp.likelihood, CustomLikelihood) else gp.likelihood.state(),
         "inference": gp.inference.state(),
     }
-    if not gp.model.of_step and not isinstance(features, GradientFeatures):
-        found = {"expansion": {"targets": expansion.targets}}
-        found["model"] = {"moved": expansion.moved, "centre": gp.model.centre}
-        for part, members in found.items():
-            own = {name: tensor for name, tensor in members.items() if tensor is not None}
-            parts[part] = {**parts.get(part, {}), **own}
+    if expansion.targets is not None and not gp.model.of_step:
+        parts["expansion"]["targets"] = expansion.targets
+    mean = {"moved": expansion.moved, "centre": gp.model.centre}
+    parts["model"] = {name: tensor for name, tensor in mean.items() if tensor is not None}
     if gp.model.of_step:
         maps = list(gp.features.maps) if isinstance(gp.features, StackedFeatures) else [gp.features]
         parts["step"] = {"anchor": expansion.anchor, "samples": torch.stack([each.anchor for each in maps])}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, nan
-from numbers import Real
 from typing import final
 
 from dnn2gp.likelihoods import ClassificationLikelihood, GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import InputError
-from dnn2gp.support.numbers import as_float, positive_number
+from dnn2gp.support.numbers import number_from_zero, positive_number
 
 
 @final
@@ -26,10 +24,7 @@ class Calibration:
 
     def __post_init__(self) -> None:
         """Store the numbers as floats, if they are finite and in range."""
-        scale = as_float(self.scale) if isinstance(self.scale, Real) and not isinstance(self.scale, bool) else nan
-        if not 0 <= scale < inf:
-            raise InputError(f"scale: expected a finite number ≥ 0; got {self.scale!r}.")
-        object.__setattr__(self, "scale", scale)
+        object.__setattr__(self, "scale", number_from_zero("scale", self.scale))
         for name in ("temperature", "noise"):
             object.__setattr__(self, name, positive_number(name, getattr(self, name)))
 

@@ -37,6 +37,14 @@ def positive_number(name: str, value: object) -> float:
     raise InputError(f"{name}: expected a finite number > 0; got {_shown(value)}.")
 
 
+def number_from_zero(name: str, value: object) -> float:
+    """`value` as a float, if it is a finite number ≥ 0 that a float can hold."""
+    number = as_float(value) if isinstance(value, Real) and not isinstance(value, bool) else nan
+    if 0 <= number < inf:
+        return number
+    raise InputError(f"{name}: expected a finite number ≥ 0; got {_shown(value)}.")
+
+
 def as_float(value: Real | int | float) -> float:
     """The number as a float, infinite if it is an integer or fraction that no float can hold."""
     try:
