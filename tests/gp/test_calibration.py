@@ -166,7 +166,7 @@ def test_at_the_single_step_there_is_no_leave_one_out():
 
 
 def test_the_calibration_reaches_every_answer():
-    network, train, held, test = _trained()
+    network, train, _, test = _trained()
     exact = convert(network, train, CategoricalLikelihood(), 1.0, mean=LinearisedMode())
     gp = exact.calibrated()
     a, tau = gp.calibration.scale, gp.calibration.temperature
@@ -184,7 +184,7 @@ def test_the_calibration_reaches_every_answer():
 
 
 def test_it_is_saved(tmp_path):
-    network, train, held, test = _trained()
+    network, train, _, test = _trained()
     for gp in (convert(network, train, CategoricalLikelihood()), convert(network, train, CategoricalLikelihood(), 1.0)):
         save(gp, tmp_path / "gp")
         again = load(tmp_path / "gp", network)
