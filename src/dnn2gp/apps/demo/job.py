@@ -5,28 +5,35 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from rich.console import Console
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from dnn2gp import plots
 from dnn2gp.apps.demo.config import DemoConfig
-from dnn2gp.apps.demo.results import DemoResult, Scores, report
+from dnn2gp.apps.demo.foreign import photographs, turned
+from dnn2gp.apps.demo.results import DemoResult, Foreign, Scores, report
 from dnn2gp.apps.demo.training import NUM_CLASSES, Digits, build_network, load_data, train
 from dnn2gp.gp.convert import convert
 from dnn2gp.gp.diagnose import diagnose
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.storage import save
-from dnn2gp.inference import costs
 from dnn2gp.inference.metrics import accuracy, ece, nll
 from dnn2gp.inference.predictive import Predictive
 from dnn2gp.likelihoods import CategoricalLikelihood
+from dnn2gp.plots.familiarity import ImageSet, familiarity
 from dnn2gp.support.files import prepare_folder, write_whole
 from dnn2gp.support.progress import show_progress, track
+
+# The share of familiar images that may be called unfamiliar.
+_FALSE = 0.05
 
 
 class Stopwatch:
@@ -56,67 +63,93 @@ def run(config: DemoConfig, console: Console | None = None) -> DemoResult:
         with clock("training"):
             train(network, digits.train_images, digits.train_labels, config, generator)
         with clock("conversion to a GP"):
-            data = (digits.train_images, digits.train_labels)
-            gp = convert(network, data, CategoricalLikelihood(), config.prior_precision)
-        with clock("prediction of the test digits"):
-            prediction = gp.predict(digits.test_images)
-            rotated = gp.predict(digits.test_images.rot90(1, dims=(2, 3)))
-            scores = compare(prediction, rotated, digits.test_labels, config.num_samples, generator)
-        with clock("log evidence"):
-            evidence = gp.evidence()
+            gp = convert(network, (digits.train_images, digits.train_labels), CategoricalLikelihood())
+        with clock("predictions"):
+            predictions = predict(gp, digits, generator)
+            known = predictions["digits"]
+            scores = compare(known, digits.test_labels)
+            threshold = unfamiliar(gp)
+            foreign = {name: shown(own, threshold, known) for name, own in predictions.items()}
         with clock("diagnosis"):
-            diagnosis = diagnose(gp, generator=generator)
+            diagnosis = diagnose(gp)
         with clock("pictures and files"):
-            files = write_results(gp, prediction, digits, config)
-    result = DemoResult(
-        num_weights=gp.network.num_weights,
-        scores=scores,
-        evidence=evidence,
-        diagnosis=diagnosis,
-        space=gp.inference.name,
-        costs=costs(gp.model),
-        seconds=clock.seconds,
-        files=files,
-    )
+            files = write_results(gp, predictions, threshold, digits, config)
+    result = DemoResult(gp, scores, foreign, gp.evidence(), diagnosis, clock.seconds, files)
     console.print(report(result, config))
     return result
 
 
-def compare(
-    prediction: Predictive,
-    rotated: Predictive,
-    labels: Int[Tensor, " M"],
-    num_samples: int,
-    generator: torch.Generator,
-) -> dict[str, Scores]:
-    """The scores of the network and of three ways to predict with the GP."""
-    seed = int(torch.randint(2**31, (), generator=generator))
+@final
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """Images, and what the network and its GP say about them."""
 
-    def ways(predictive: Predictive) -> dict[str, Float[Tensor, "M K"]]:
-        draws = torch.Generator().manual_seed(seed)
-        return {
-            "network (softmax)": predictive.outputs.softmax(-1),
-            "GP, delta method": predictive.delta(),
-            "GP, probit": predictive.probit(),
-            "GP, Monte Carlo": predictive.monte_carlo(num_samples, generator=draws),
-        }
+    images: Float[Tensor, "M 1 8 8"]
+    network: Float[Tensor, "M K"]
+    """The probabilities of the network itself."""
+    gp: Predictive
 
-    elsewhere = ways(rotated)
-    return {
-        name: Scores(
-            accuracy=accuracy(p, labels),
-            nll=nll(p, labels),
-            ece=ece(p, labels),
-            confidence=p.amax(-1).mean().item(),
-            confidence_rotated=elsewhere[name].amax(-1).mean().item(),
-        )
-        for name, p in ways(prediction).items()
+    @property
+    def entropy(self) -> Float[Tensor, " M"]:
+        """That of the network's probabilities, in nats."""
+        return torch.special.entr(self.network).sum(1)
+
+    def image_set(self, name: str) -> ImageSet:
+        """What the picture shows of them."""
+        confidence, predicted = self.network.max(1)
+        own = (self.images.squeeze(1), confidence, predicted, self.gp.mutual_information)
+        return ImageSet(name, *(each.numpy() for each in own))
+
+
+def predict(gp: GaussianProcess, digits: Digits, generator: torch.Generator) -> dict[str, Predicted]:
+    """The test digits, the same ones turned, and photographs."""
+    images = digits.test_images
+    sets = {
+        "digits": images,
+        "turned digits": turned(images),
+        "photographs": photographs(len(images), generator).to(images),
     }
+    return {name: Predicted(own, gp.features.outputs(own).softmax(-1), gp.predict(own)) for name, own in sets.items()}
 
 
-def write_results(gp: GaussianProcess, prediction: Predictive, digits: Digits, config: DemoConfig) -> tuple[Path, ...]:
+def compare(known: Predicted, labels: Int[Tensor, " M"]) -> dict[str, Scores]:
+    """The scores of the network and of the GP on the test digits."""
+    ways = {"network": known.network, "GP": known.gp.probabilities}
+    return {name: Scores(accuracy(p, labels), nll(p, labels), ece(p, labels)) for name, p in ways.items()}
+
+
+def unfamiliar(gp: GaussianProcess) -> float:
+    """The mutual information that 5 % of the training digits exceed, each predicted without itself."""
+    return gp.leave_one_out().prediction.mutual_information.quantile(1 - _FALSE).item()
+
+
+def shown(own: Predicted, threshold: float, known: Predicted) -> Foreign:
+    """How sure network and GP are of one set of images, and how well they tell it from the test digits."""
+    doubt = own.gp.mutual_information
+    return Foreign(
+        confident=(own.network.amax(1) > 0.9).double().mean().item(),
+        unfamiliar=(doubt > threshold).double().mean().item(),
+        network_auroc=_auroc(known.entropy, own.entropy),
+        gp_auroc=_auroc(known.gp.mutual_information, doubt),
+    )
+
+
+def _auroc(familiar: Float[Tensor, " M"], other: Float[Tensor, " M"]) -> float:
+    outside = [0] * len(familiar) + [1] * len(other)
+    return float(roc_auc_score(outside, torch.cat([familiar, other]).numpy()))
+
+
+def write_results(
+    gp: GaussianProcess,
+    predictions: dict[str, Predicted],
+    threshold: float,
+    digits: Digits,
+    config: DemoConfig,
+) -> tuple[Path, ...]:
     """Write the pictures and the GP, each file completely or not at all."""
-    pictures = draw(gp, prediction, digits, config.per_class)
+    sets = [own.image_set(name) for name, own in predictions.items()]
+    pictures = {"familiarity.png": familiarity(sets, threshold)}
+    pictures |= draw(gp, predictions["digits"].gp, digits, config.per_class)
     for name, figure in track(pictures.items(), "saving pictures"):
         write_whole(config.out / name, figure.savefig)
     save(gp, config.out / "gp.safetensors")
@@ -127,14 +160,10 @@ def draw(gp: GaussianProcess, prediction: Predictive, digits: Digits, per_class:
     """File name → picture of the test digits; matrices show `per_class` examples of each class."""
     few = some_of_each(digits.test_labels, per_class)
     images, labels = digits.test_images, digits.test_labels.numpy()
-    probabilities = prediction.monte_carlo(generator=torch.Generator().manual_seed(0))
-    confidence, predicted = probabilities.max(-1)
+    confidence, predicted = prediction.probabilities.max(-1)
     return {
         "kernel.png": plots.kernel_matrix(gp.kernel.trace(images[few]).numpy(), labels[few]),
         "posterior_mean.png": plots.posterior_mean(gp.mean(images[few]).numpy(), labels[few]),
-        "uncertainty_maps.png": plots.uncertainty_maps(
-            prediction.epistemic[few].numpy(), prediction.aleatoric[few].numpy(), labels[few]
-        ),
         "uncertainty.png": plots.uncertainty(
             prediction.epistemic.sum(-1).numpy(),
             prediction.aleatoric.sum(-1).numpy(),
