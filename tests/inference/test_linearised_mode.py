@@ -130,6 +130,21 @@ def test_an_overfit_float32_network_reaches_the_mode():
     assert error.abs().max() < 1e-3
 
 
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("kind", ["bernoulli", "categorical"])
+def test_a_network_that_is_certain_of_everything_has_a_mode(kind, space):
+    """Logits in the thousands: Λ underflows for most examples, so that a Newton step is much too long."""
+    case = problem(kind, 12, outputs=3)
+    with torch.no_grad():
+        case.module[2].weight.mul_(1000)
+    parts = _parts(case)
+    gp = _converted(case, inference=space, mean=LinearisedMode())
+    theta = case.weights + gp.model.centre
+    gradient = torch.func.grad(lambda at: linearised.total(at, *parts))(theta)
+    bound = (gradient.square() / case.delta).sum().sqrt()  # √(gᵀVg) ≥ √(gᵀΣ̃g), in posterior standard deviations
+    assert bound < 1e-6
+
+
 def test_gradient_features_have_no_mode():
     case = problem("categorical")
     with pytest.raises(InputError, match="mean"):

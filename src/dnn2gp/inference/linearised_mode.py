@@ -4,8 +4,12 @@ With t = θ − w, f = f_w + J t and H = V⁻¹ + JᵀΛ(f)J, a step solves
 
     H d = −g ,      g = Jᵀ r(f) + V⁻¹ (w + t − m)
 
-by conjugate gradients, preconditioned with a posterior covariance Σ̃ at an earlier point, and goes along d as far as the
-loss decreases. One more posterior is computed where the iterations have cost as much as its factorisation.
+by conjugate gradients, preconditioned with a posterior covariance Σ̃ at an earlier point, and goes along d to where the
+loss is smallest. One more posterior is computed where the iterations have cost as much as its factorisation.
+
+A classifier that is certain of most examples has Λ ≈ 0 there and r ≈ 0 or ±1, so that Newton steps go back and forth
+between kinks. The search then begins with the smoother loss T ℓ(y, f/T), which has the same slopes far from the kinks,
+and T decreases to 1.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from torch import Tensor
 from dnn2gp.features import FactoredJacobian
 from dnn2gp.inference.base import Posterior
 from dnn2gp.inference.linear_model import LinearModel
-from dnn2gp.likelihoods import Likelihood
+from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
 from dnn2gp.support.errors import InputError, NotConvergedError
 from dnn2gp.support.progress import bar
 from dnn2gp.weights.expansion import Expansion
@@ -31,8 +35,10 @@ _TOLERANCE = 1e-7
 _STEPS = 100
 _ITERATIONS = 300
 _HALVINGS = 40
-# A step must reach this share of the decrease that the gradient promises.
-_ARMIJO = 1e-4
+# A step ends where the slope of the loss is at most this share of what it was, and at most at this multiple.
+_FLAT, _LONGEST = 0.1, 1024.0
+# Logits are divided by T while they are larger than this in the mean, and T is divided by that.
+_CERTAIN, _COOLING = 10.0, 4.0
 Product = Callable[[Float[Tensor, " P"]], Float[Tensor, " P"]]
 
 
@@ -84,6 +90,8 @@ class _Search:
     """Operations of the iterations since the last factorisation."""
     decrement: float = torch.inf
     """√(gᵀ H⁻¹ g) of the last step."""
+    temperature: float = 1.0
+    """T of the smoothed loss T ℓ(y, f/T)."""
     stalled: bool = False
     """Whether the loss no longer decreases because of rounding."""
 
@@ -105,6 +113,8 @@ class _Search:
         search = _Search(likelihood, posterior, jacobian, expansion, targets, moved, features.outputs(inputs).double())
         if expansion.moved is not None:
             search.outputs += search.push(moved)
+        if isinstance(likelihood, ClassificationLikelihood):
+            search.temperature = max(1.0, search.outputs.abs().mean().item() / _CERTAIN)
         return search
 
     def push(self, weights: Float[Tensor, " P"]) -> Float[Tensor, "N K"]:
@@ -121,8 +131,9 @@ class _Search:
 
     def step(self) -> None:
         """One damped Newton step."""
-        residual = self.likelihood.residual(self.outputs, self.targets)
-        root = self.likelihood.noise_precision_root(self.outputs, self.targets)
+        residual = self.likelihood.residual(self.outputs / self.temperature, self.targets)
+        root = self.likelihood.noise_precision_root(self.outputs / self.temperature, self.targets)
+        root = root / self.temperature**0.5
         centre = self.posterior.model.prior.mean.double()
         gap = self.expansion.features.anchor.double() + self.moved - centre
         gradient = self.pull(residual) + self.prior(gap)
@@ -133,7 +144,11 @@ class _Search:
 
         direction, iterations = conjugate_gradients(curvature, -gradient, self._precondition, self._accuracy())
         self.decrement = max(0.0, -(gradient @ direction).item()) ** 0.5
-        self._move(direction, gradient, gap)
+        size = self._move(direction, gradient, gap)
+        if self.temperature == 1:
+            self.stalled = size == 0
+        elif self.decrement < 1 or size == 0:
+            self.temperature, self.decrement = max(1.0, self.temperature / _COOLING), torch.inf
         self._refactor(iterations)
 
     def _accuracy(self) -> float:
@@ -143,22 +158,20 @@ class _Search:
     def _precondition(self, vector: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
         return self.posterior.covariance_matmul(vector[:, None])[:, 0]
 
-    def _move(self, direction: Float[Tensor, " P"], gradient: Float[Tensor, " P"], gap: Float[Tensor, " P"]) -> None:
-        """Go along the direction: the whole step, a half, a quarter, … until the loss decreases enough."""
-        pushed, bent, slope = self.push(direction), self.prior(direction), (gradient @ direction).item()
+    def _move(self, direction: Float[Tensor, " P"], gradient: Float[Tensor, " P"], gap: Float[Tensor, " P"]) -> float:
+        """Go along the direction to where the loss is smallest; where it changes by rounding only, the whole step."""
+        pushed, bent = self.push(direction), self.prior(direction)
         linear, square = (gap @ bent).item(), (direction @ bent).item()
-        now, size = self._loss(self.outputs), 1.0
-        rounding = 1e-13 * (abs(now) + abs((gap @ self.prior(gap)).item()))
-        for _ in range(_HALVINGS):
-            change = self._loss(self.outputs + size * pushed) - now + size * linear + 0.5 * size**2 * square
-            if change <= _ARMIJO * size * slope + rounding:
-                self.moved, self.outputs = self.moved + size * direction, self.outputs + size * pushed
-                return
-            size /= 2
-        self.stalled = True
 
-    def _loss(self, outputs: Float[Tensor, "N K"]) -> float:
-        return self.likelihood.loss(outputs, self.targets).sum().item()
+        def slope(size: float) -> float:
+            residual = self.likelihood.residual((self.outputs + size * pushed) / self.temperature, self.targets)
+            return (residual * pushed).sum().item() + linear + size * square
+
+        loss = self.likelihood.loss(self.outputs, self.targets).sum().item()
+        rounding = 1e-13 * (abs(loss) + abs((gap @ self.prior(gap)).item()))
+        size = 1.0 if -(gradient @ direction).item() <= rounding else line_minimum(slope)
+        self.moved, self.outputs = self.moved + size * direction, self.outputs + size * pushed
+        return size
 
     def _refactor(self, iterations: int) -> None:
         """A posterior at the present point, once the iterations have cost as much as its factorisation."""
@@ -173,6 +186,29 @@ class _Search:
         """The linear model with the sites at the present point, around which it predicts."""
         expansion = self.expansion.relinearised(self.likelihood, self.outputs, self.moved)
         return replace(self.posterior.model, expansion=expansion, centre=self.moved)
+
+
+def line_minimum(slope: Callable[[float], float]) -> float:
+    """A step size near the minimum of a convex function, from its slope: 1 if that is near enough.
+
+    Where a network is certain, Λ is nearly zero and a Newton step much too long: steps that were only halved until the
+    loss decreased would go back and forth between the examples that are certain before and after.
+    """
+    enough = _FLAT * abs(slope(0.0))
+    low, high = 0.0, 1.0
+    found = slope(high)
+    while found < -enough and high < _LONGEST:
+        low, high = high, 2 * high
+        found = slope(high)
+    if found <= enough:  # not if it is NaN, from an overflow
+        return high
+    for _ in range(_HALVINGS):
+        size = (low + high) / 2
+        found = slope(size)
+        if abs(found) <= enough:
+            return size
+        low, high = (size, high) if found < 0 else (low, size)
+    return low
 
 
 def conjugate_gradients(
