@@ -254,6 +254,32 @@ def test_an_interrupt_at_any_moment_leaves_the_network_as_it_was(kind: str, stri
         assert interrupted > 30
 
 
+class Freeing(Uncopyable):
+    """Ctrl-C arrives while an object is freed, where Python ignores exceptions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        class Freed:
+            def __del__(self) -> None:
+                signal.raise_signal(signal.SIGINT)
+
+        if not self.clock.ticks:
+            freed = Freed()
+            del freed
+        return super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread")
+def test_an_interrupt_that_is_ignored_does_not_go_on_in_train_mode() -> None:
+    x, _ = regression()
+    module = Freeing(Clock())
+    with pytest.raises(KeyboardInterrupt), evaluation_mode(module):
+        module(x)
+    assert module.training
+    with evaluation_mode(module):  # once
+        module(x)
+
+
 def test_a_handler_that_does_not_raise_does_not_end_eval_mode() -> None:
     module, noted = Uncopyable(Clock()), []
     before = signal.signal(signal.SIGINT, lambda *_: noted.append(1))
