@@ -59,7 +59,7 @@ def test_files(smoke: Run) -> None:
 
 
 def test_the_network_ends_at_a_minimum(smoke: Run) -> None:
-    assert smoke.result.diagnosis.relative_gradient < 0.05
+    assert smoke.result.diagnosis.details.relative_gradient < 0.05
 
 
 def test_scores(smoke: Run) -> None:

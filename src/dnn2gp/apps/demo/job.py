@@ -65,7 +65,7 @@ def run(config: DemoConfig, console: Console | None = None) -> DemoResult:
         with clock("log evidence"):
             evidence = gp.evidence()
         with clock("diagnosis"):
-            diagnosis = diagnose(gp, generator=generator)
+            diagnosis = diagnose(gp, details=True, generator=generator)
         with clock("pictures and files"):
             files = write_results(gp, prediction, digits, config)
     result = DemoResult(
