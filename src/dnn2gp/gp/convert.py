@@ -100,7 +100,7 @@ def convert(
             posterior = chosen(model).infer(model)  # (C)
             with holding(2 * sum(tensor.nbytes for tensor in posterior.state().values())):  # a matrix and its factor
                 found = _centred(posterior, likelihood, mean, validation)
-                warn_if_moved(found.posterior, network, None if tuned is None else tuned.words)
+                warn_if_moved(found.posterior, likelihood, network, None if tuned is None else tuned.words)
     result = None if tuned is None else tuned.result
     gp = GaussianProcess(jacobian, found.posterior, likelihood, result, found.calibration)
     return gp if mean is None or validation is None else gp.calibrated(validation)

@@ -1,185 +1,188 @@
-"""Can this GP be trusted? Measurements on the user's own network, with advice."""
+"""Is this GP better or worse than its network? Measurements on the user's own data, in plain units, with advice."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
 
-from dnn2gp.features import GradientFeatures, NetworkFeatures
+from dnn2gp.gp.diagnosis_details import Details
+from dnn2gp.gp.finding import BAD, CAUTION, GOOD, NOTE, Finding, worst
 from dnn2gp.gp.gaussian_process import GaussianProcess
-from dnn2gp.gp.minimum import LARGE_GRADIENT, LARGE_STEP, SMALL_GRADIENT, SMALL_STEP, step_matters_little
-from dnn2gp.inference import FunctionSpace, LinearModel
-from dnn2gp.network.inputs import take
+from dnn2gp.gp.judgement import Judgement
+from dnn2gp.gp.minimum import LARGE_STEP
+from dnn2gp.gp.moved import units_of
+from dnn2gp.gp.scores import Scores, constant_nll
+from dnn2gp.gp.unseen import Seen
+from dnn2gp.gp.words import calibration_words, matters, percent, prior_words, share_words
+from dnn2gp.inference import Mean
+from dnn2gp.inference.calibration import Calibration
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.numbers import whole_number
-from dnn2gp.support.randomness import normal
-from dnn2gp.weights.expansion import Expansion
 
-_GOOD, _CAUTION, _BAD = "good", "caution", "bad"
-
-
-@final
-@dataclass(frozen=True)
-class Finding:
-    """One measurement: what was measured, its value, what it means, and what to do."""
-
-    what: str
-    value: str
-    grade: str
-    reading: str
-    advice: str = ""
-
-    def __str__(self) -> str:
-        advice = f"\n      → {self.advice}" if self.advice and self.grade != _GOOD else ""
-        return f"[{self.grade}] {self.what}: {self.value}\n      {self.reading}{advice}"
+# Training examples on which everything but the details is measured, evenly spread over the data.
+_EXAMPLES = 2000
+# An example whose Λ has a smaller trace says nothing about the weights.
+_UNINFORMATIVE = 1e-6
 
 
 @final
 @dataclass(frozen=True)
 class Diagnosis:
-    """The numbers behind the verdict, and the verdict in words (`str`)."""
+    """The numbers behind the verdict, and the verdict in words (`str`). None stands for what is not available."""
 
-    relative_gradient: float
-    """‖∇ℓ̄‖ relative to the sum of the norms of its parts (data and prior); 0 at a minimum."""
-    step_bound: float
-    """√(∇ℓ̄ᵀ Σ̃ ∇ℓ̄): how far the step to the GP's mean moves any output at most, in posterior standard deviations."""
-    step_weights: float
-    """‖μ − w‖ / ‖w‖: how far one Gauss-Newton step moves the weights."""
-    step_outputs: float
-    """Root mean square of J(μ − w) over that of the posterior standard deviations, on a subset of the data."""
-    curvature_gap: float | None
-    """‖Hessian − GGN‖ / ‖GGN‖ (Frobenius, Hutchinson estimate); None where it is not defined."""
-    smallest_noise_precision: float
-    """The smallest eigenvalue of Λ on its range, over the data."""
+    num_examples: int
+    """Training examples on which the numbers were measured: all, or 2000 that are evenly spread over the data."""
+    network: Scores | None
+    """Of the network, on its training data."""
+    gp: Scores | None
+    """Of the GP, on the training data of the network."""
+    network_left_out: Scores | None
+    """Of the network, estimated for unseen data: each example left out of the linearised network, at the scale of the
+    network's own outputs (`dnn2gp.gp.unseen`)."""
+    left_out: Scores | None
+    """Of the GP, with each example left out."""
+    gain_error: float | None
+    """The standard error of `gain`."""
+    constant_nll: float | None
+    """The NLL of a prediction that ignores the inputs: class frequencies, or one Gaussian for all targets."""
+    unavailable: str
+    """Why scores are missing; empty if none are."""
+    units: str
+    """Of the outputs f: logits, log rates, units of the targets or units of the outputs."""
+    deviation: float
+    """The standard deviation of an output of the calibrated GP on training inputs, root mean square, in `units`."""
+    moved: float
+    """E f − f_w on training inputs before a temperature is applied, root mean square, in `units`."""
     uninformative: float
-    """The share of examples whose largest eigenvalue of Λ is below 1e-6: the network is certain about them."""
-    spaces_gap: float
-    """How much weight space and function space differ on a subset of the data, see `spaces_gap`."""
-    precise: bool
-    """Whether the weights are float64."""
-    exact: bool
-    """Whether the posterior is exact rather than approximated by a structure."""
-    share: float = 1.0
+    """The share of examples with Λ near 0, which do not constrain the weights: the network is certain about them."""
+    share: float
     """The share of the network's weights that have a posterior; the others are frozen, or not in `subset`."""
+    posterior: str
+    """The structure and the space, e.g. "dense posterior in function space"."""
+    prior_precision: tuple[float, float]
+    """The smallest and the largest δ."""
+    tuned: bool
+    """Whether the evidence chose δ."""
+    mean: Mean
+    """What predictions are centred at."""
+    calibration: Calibration
+    """a, τ and s."""
+    details: Details | None = None
+    """With `diagnose(gp, details=True)`."""
+
+    @property
+    def gain(self) -> float | None:
+        """How much smaller the NLL of the GP is than that of the network for unseen examples, in nats per example."""
+        if self.left_out is None or self.network_left_out is None:
+            return None
+        return self.network_left_out.nll - self.left_out.nll
 
     @property
     def findings(self) -> list[Finding]:
-        """Each measurement with its interpretation."""
-        findings = [self._minimum(), self._step(), self._curvature(), self._noise(), self._spaces()]
-        return findings if self.share == 1 else [*findings, self._weights()]
+        """What was found, with a grade each."""
+        found = [*self._judgement.findings, self._size(), self._used()]
+        if self.uninformative > 0.5:
+            found.append(self._saturation())
+        return found if self.details is None else [*found, *self.details.findings]
 
     @property
     def verdict(self) -> str:
-        """The worst grade of all findings: good, caution or bad."""
-        return max((finding.grade for finding in self.findings), key=[_GOOD, _CAUTION, _BAD].index)
+        """Whether to use the GP rather than the network: good, caution or bad, the worst grade of all findings."""
+        return worst(self.findings)
 
     @property
     def trustworthy(self) -> bool:
         """Whether no finding is bad."""
-        return self.verdict != _BAD
+        return self.verdict != BAD
+
+    @property
+    def advice(self) -> str:
+        """What to do next, in one sentence."""
+        verdict = self.verdict
+        if verdict != GOOD:
+            return next(each.advice for each in self.findings if each.grade == verdict)
+        far = self.moved > LARGE_STEP * self.deviation and self.calibration.scale > 0
+        train = "; its mean is far from the network, which longer training on all data at once would improve"
+        return f"Use gp.predict(inputs){self._answer}{train if far else ''}."
 
     def __str__(self) -> str:
-        verdict = {
-            _GOOD: "The approximations of this GP hold: the network is at a minimum. (Its prior was not assessed.)",
-            _CAUTION: "This GP can be used with care: see the points marked [caution].",
-            _BAD: "Do not trust this GP yet: see the points marked [bad] and what to do about them.",
-        }[self.verdict]
-        return "\n".join([verdict, *(str(finding) for finding in self.findings)])
+        lines = [self._judgement.sentence(self.verdict), *(str(each) for each in self.findings)]
+        return "\n".join([*lines, f"Next: {self.advice}"])
 
-    def _minimum(self) -> Finding:
-        return Finding(
-            "gradient of the loss, relative to its parts",
-            f"{self.relative_gradient:.2g}",
-            self._grade_minimum(),
-            "zero at a minimum, where the GP is the Laplace approximation (Theorem 1); the remaining step may move "
-            f"an output by up to {self.step_bound:.2g} posterior standard deviations.",
-            "Continue training on all data at once (L-BFGS, or Adam with a decaying learning rate), and use the δ of "
-            "your training loss (precision_from_weight_decay). A ReLU network may settle at a kink, where the gradient "
-            "does not vanish.",
+    @property
+    def _judgement(self) -> Judgement:
+        return Judgement(
+            self.num_examples,
+            self.network,
+            self.gp,
+            self.network_left_out,
+            self.left_out,
+            self.gain,
+            self.gain_error,
+            self.constant_nll,
+            self.unavailable,
+            self.mean,
+            self.calibration,
         )
 
-    def _grade_minimum(self) -> str:
-        """Good if the step cannot matter at any input; at worst a caution if it matters little on the data."""
-        grade = _grade(self.relative_gradient, SMALL_GRADIENT, LARGE_GRADIENT)
-        if self.exact and step_matters_little(self.step_bound):
-            return _GOOD
-        harmless = self.exact and step_matters_little(self.step_outputs)
-        return _CAUTION if grade == _BAD and harmless else grade
+    @property
+    def _answer(self) -> str:
+        if self.units == "logits":
+            return ".probabilities"
+        return ".interval(0.9)" if self.units in ("log rates", "units of the targets") else ""
 
-    def _step(self) -> Finding:
-        if not self.exact:
-            reading = (
-                "the posterior is an approximation, so its mean stays at the network, minimum or not, and its "
-                "variances may be far from those of the exact GP."
-            )
-            remedy = "Compare with structure=Dense() on part of the data, if that fits into memory."
-            return Finding("one Gauss-Newton step to the GP's mean", "not taken", _CAUTION, reading, remedy)
-        return Finding(
-            "one Gauss-Newton step to the GP's mean",
-            f"weights move by {self.step_weights:.2g} of their norm, outputs by {self.step_outputs:.2g} posterior "
-            "standard deviations",
-            _grade(self.step_outputs, SMALL_STEP, LARGE_STEP),
-            "small if the network and the GP's mean predict the same.",
-            "The mean of the GP is not the network. Train to a minimum, or compare predict(x).delta() with network(x).",
+    def _size(self) -> Finding:
+        temperature = self.calibration.temperature
+        divided = f", before all logits are divided by {temperature:.3g}" if matters(temperature) else ""
+        reading = (
+            f"On the training data, an output typically has a standard deviation of {self.deviation:.2g} {self.units}; "
+            f"the mean of the GP differs from the network by {self.moved:.2g} {self.units} (root mean square){divided}."
         )
+        return Finding("size", NOTE, reading)
 
-    def _curvature(self) -> Finding:
-        if self.curvature_gap is None:
-            reading = "gradient features do not approximate the Hessian, or the network has no second derivative."
-            return Finding("Hessian minus GGN", "not available", _CAUTION, reading)
-        return Finding(
-            "Hessian minus GGN, relative to the GGN",
-            f"{self.curvature_gap:.2g}",
-            _grade(self.curvature_gap, 0.5, 2.0),
-            "small if the network fits its data; the GGN omits the residual term.",
-            "The residuals are large: a larger network, longer training or a smaller δ would fit the data better.",
+    def _used(self) -> Finding:
+        weights = share_words(self.share)
+        reading = (
+            f"Used: {self.posterior}{weights}, {prior_words(self.prior_precision, tuned=self.tuned)}, mean: "
+            f"{self.mean.name}, {calibration_words(self.calibration)}."
         )
+        return Finding("used", NOTE, reading)
 
-    def _noise(self) -> Finding:
-        return Finding(
-            "smallest noise precision Λ",
-            f"{self.smallest_noise_precision:.2g}; {self.uninformative:.0%} of the examples carry no information",
-            _grade(self.uninformative, 0.5, 0.99),
-            "an example about which the network is certain (Λ near 0) no longer constrains the weights.",
-            "The network is saturated, so the posterior stays near the prior: raise δ (more weight decay) and retrain.",
+    def _saturation(self) -> Finding:
+        reading = (
+            f"The network is saturated: it is certain about {percent(self.uninformative)} of the examples (Λ near 0), "
+            "which therefore do not constrain the weights, and the posterior stays near the prior."
         )
-
-    def _weights(self) -> Finding:
-        return Finding(
-            "weights with a posterior",
-            f"{self.share:.3%} of all",
-            _CAUTION,
-            "the others, frozen or not in subset=, are treated as known: the variances lack their uncertainty.",
-            "Compare with the GP of all weights on part of the data, if that fits into memory.",
-        )
-
-    def _spaces(self) -> Finding:
-        good, bad = (1e-6, 1e-3) if self.precise else (1e-2, 1e-1)
-        return Finding(
-            "weight space versus function space on a subset",
-            f"they differ by {self.spaces_gap:.1g}",
-            _grade(self.spaces_gap, good, bad),
-            "the two are equal in exact arithmetic.",
-            "The problem is ill-conditioned: use network.double(), or raise δ or σ.",
-        )
+        advice = "Raise δ (more weight decay) and retrain, or leave mean= out, so that Λ is that at the mode."
+        return Finding("saturation", CAUTION, reading, advice)
 
 
 def diagnose(
-    gp: GaussianProcess, num_probes: int = 10, subset: int = 50, generator: torch.Generator | None = None
+    gp: GaussianProcess,
+    details: bool = False,
+    *,
+    num_probes: int = 10,
+    subset: int = 50,
+    generator: torch.Generator | None = None,
 ) -> Diagnosis:
-    """Measure whether the network is at a minimum, and how well the approximations behind the GP hold.
+    """Measure whether predictions with this GP are better or worse than those of its network.
+
+    One pass over at most 2000 training examples, about as long as `gp.predict` takes for them.
 
     Args:
         gp: The GP of a trained network.
-        num_probes: Random directions in which the Hessian is compared with the GGN.
-        subset: The largest number of examples on which the two spaces are compared.
+        details: Whether to also measure the gradient, the curvature that the GGN omits, and the agreement of weight
+            space and function space, which takes longer.
+        num_probes: Random directions in which the Hessian is compared with the GGN, for the details.
+        subset: The largest number of examples on which the two spaces are compared, for the details.
         generator: Draws the probes; by default, they are the same in every call.
     """
     if not isinstance(gp, GaussianProcess):
         raise InputError(f"gp: expected a GaussianProcess, as convert returns it; got {type(gp).__name__}.")
+    if not isinstance(details, bool):
+        raise InputError(f"details: expected True or False; got {details!r}.")
     num_probes, subset = whole_number("num_probes", num_probes), whole_number("subset", subset)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise InputError(f"generator: expected a torch.Generator or None; got {type(generator).__name__}.")
@@ -189,75 +192,65 @@ def diagnose(
             "are not at a minimum."
         )
     generator = generator or torch.Generator(gp.features.anchor.device).manual_seed(0)
-    model, expansion = gp.model, gp.model.expansion
-    few = _subset(expansion, subset)
-    eigenvalues = torch.linalg.svdvals(expansion.root).square()
+    return _diagnosis(gp, Details.of(gp, num_probes, subset, generator) if details else None)
+
+
+def _diagnosis(gp: GaussianProcess, details: Details | None) -> Diagnosis:
+    seen = Seen.of(gp, _EXAMPLES)
+    measured = _Measured.of(seen)
+    calibration, movement = gp.calibration, seen.movement
+    traces = gp.model.expansion.root.double().square().sum((1, 2))
+    delta = gp.prior.precision.diagonal()
     return Diagnosis(
-        relative_gradient=model.relative_gradient(),
-        step_bound=gp.inference.step_bound(),
-        step_weights=_ratio(gp.inference.step.norm(), expansion.anchor.double().norm()),
-        step_outputs=_step_outputs(gp, few),
-        curvature_gap=_curvature_gap(expansion, num_probes, generator),
-        smallest_noise_precision=eigenvalues.min().item(),
-        uninformative=(eigenvalues.amax(1) < 1e-6).double().mean().item(),
-        spaces_gap=spaces_gap(LinearModel(few, model.prior), generator),
-        precise=expansion.anchor.dtype == torch.float64,
-        exact=gp.inference.exact,
+        num_examples=len(seen.network),
+        network=measured.network,
+        gp=measured.gp,
+        network_left_out=measured.network_left_out,
+        left_out=measured.left_out,
+        gain_error=measured.gain_error,
+        constant_nll=measured.constant_nll,
+        unavailable=measured.unavailable,
+        units=units_of(gp.likelihood),
+        deviation=movement.deviation * calibration.scale**0.5 / calibration.temperature,
+        moved=movement.outputs,
+        uninformative=(traces < _UNINFORMATIVE).double().mean().item(),
         share=gp.features.network.share,
+        posterior=gp.inference.description,
+        prior_precision=(delta.min().item(), delta.max().item()),
+        tuned=gp.tuning is not None,
+        mean=gp.centre,
+        calibration=calibration,
+        details=details,
     )
 
 
-def _grade(value: float, good: float, bad: float) -> str:
-    return _GOOD if value <= good else _CAUTION if value <= bad else _BAD
+@final
+@dataclass(frozen=True)
+class _Measured:
+    """The scores."""
 
+    network: Scores | None = None
+    gp: Scores | None = None
+    network_left_out: Scores | None = None
+    left_out: Scores | None = None
+    gain_error: float | None = None
+    constant_nll: float | None = None
+    unavailable: str = ""
 
-def _ratio(part: Tensor, whole: Tensor) -> float:
-    return (part / whole).item() if whole > 0 else 0.0
-
-
-def _subset(expansion: Expansion, size: int) -> Expansion:
-    """At most `size` examples, evenly spread over the data."""
-    count = min(size, expansion.num_examples)
-    index = torch.linspace(0, expansion.num_examples - 1, count, device=expansion.root.device).round().long()
-    return replace(
-        expansion, inputs=take(expansion.inputs, index), residual=expansion.residual[index], root=expansion.root[index]
-    )
-
-
-def _step_outputs(gp: GaussianProcess, few: Expansion) -> float:
-    features = few.features
-    inputs = features.examples(few.inputs) if isinstance(features, GradientFeatures) else few.inputs
-    latent = gp.inference.latent(gp.features, inputs)
-    variances = latent.covariance.diagonal(dim1=1, dim2=2).double()
-    return (latent.shift.double().square().mean() / variances.mean()).sqrt().item()
-
-
-def _curvature_gap(expansion: Expansion, num_probes: int, generator: torch.Generator) -> float | None:
-    """‖R‖_F / ‖G‖_F from E‖Rz‖² = ‖R‖²_F, with R = Σ ∇²f·r and G = JᵀΛJ, z ~ N(0, I)."""
-    features = expansion.features
-    if not isinstance(features, NetworkFeatures):
-        return None
-    probes = normal((features.num_weights, num_probes), generator, expansion.anchor).to(expansion.anchor.dtype)
-    kept = features.vjp(expansion.inputs, expansion.noise_precision() @ features.jvp(expansion.inputs, probes))
-    try:
-        dropped = features.residual_curvature(expansion.inputs, expansion.residual, probes)
-    except RuntimeError as error:
-        if "not implemented" not in str(error) and "double backward" not in str(error):
-            raise
-        return None
-    return _ratio(dropped.norm(), kept.norm())
-
-
-def spaces_gap(model: LinearModel, generator: torch.Generator) -> float:
-    """‖z' − z‖ / ‖z‖ in the norm √(zᵀΣ̃z), that of posterior standard deviations, for a random z.
-
-    z' = Σ̃⁻¹ Σ̃ z, with Σ̃ z by function space and Σ̃⁻¹ = V⁻¹ + JᵀΛJ by the products of weight space.
-    """
-    expansion, posterior = model.expansion, FunctionSpace().infer(model)
-    probe = normal((expansion.features.num_weights, 1), generator, expansion.anchor)
-    solved = posterior.covariance_matmul(probe)
-    pushed = expansion.features.jvp(expansion.inputs, solved)
-    curved = expansion.features.vjp(expansion.inputs, expansion.noise_precision() @ pushed).double()
-    gap = model.prior.precision.matmul(solved) + curved - probe
-    size = (gap * posterior.covariance_matmul(gap)).sum().clamp(min=0)
-    return (size / (probe * solved).sum()).sqrt().item()
+    @staticmethod
+    def of(seen: Seen) -> _Measured:
+        """As far as the targets are known, and leave-one-out is valid."""
+        targets = seen.sites.targets
+        if targets is None:
+            return _Measured(
+                unavailable="this GP does not hold the targets (it has gradient features, or an earlier release wrote "
+                "its file)"
+            )
+        network, own = (each.scored(targets)[0] for each in seen.forecasts())
+        constant = constant_nll(seen.likelihood, targets, seen.network.shape[1])
+        found = seen.left_out()
+        if isinstance(found, str):
+            return _Measured(network, own, constant_nll=constant, unavailable=found)
+        (network_left_out, before), (left_out, after) = (each.scored(targets) for each in found)
+        error = (after - before).std(correction=0) / len(targets) ** 0.5
+        return _Measured(network, own, network_left_out, left_out, error.item(), constant)

@@ -12,14 +12,11 @@ from __future__ import annotations
 SMALL_GRADIENT = 0.05
 """Weights with at most this relative gradient are at a minimum."""
 
-LARGE_GRADIENT = 0.3
-"""Weights with a larger relative gradient are far from a minimum."""
-
 SMALL_STEP = 0.5
 """A step that moves no output by more posterior standard deviations than this does not matter."""
 
 LARGE_STEP = 2.0
-"""A step that moves outputs by more posterior standard deviations than this makes the GP another model."""
+"""A step that moves outputs by more posterior standard deviations than this leads to another function."""
 
 
 def at_minimum(relative_gradient: float, step_bound: float, *, exact: bool = True) -> bool:

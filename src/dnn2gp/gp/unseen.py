@@ -1,0 +1,133 @@
+"""What a GP and its network predict for training examples: as they are, and as if each had not been seen.
+
+Without example i, the linearised network has f₋ = f_θ + V₋ r at its input (`dnn2gp.inference.leave_one_out`), where f_θ
+are the outputs at the mode θ. A GP at the mode predicts f₋. A function f that is not at the mode, that of the network
+or of a GP around it, was not obtained by minimising this loss, so that leaving out an example is estimated:
+
+    classification     ρ f₋, with ρ the ratio of the root mean squares of f and f_θ: logits on another scale, as in
+                       the choice of the calibration (`dnn2gp.gp.automatic`)
+    other likelihoods  f + V₋ r
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.gp.gaussian_process import GaussianProcess
+from dnn2gp.gp.minimum import at_minimum
+from dnn2gp.gp.moved import Movement, network_view, spread
+from dnn2gp.gp.scores import Forecast
+from dnn2gp.inference import Latent, LeftOut, NetworkOutput
+from dnn2gp.likelihoods import CategoricalLikelihood, ClassificationLikelihood, GaussianLikelihood, Likelihood
+from dnn2gp.support.errors import IllConditionedError
+from dnn2gp.weights.expansion import Expansion
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Network and GP on some training examples, from one pass over their inputs."""
+
+    gp: GaussianProcess
+    sites: Expansion
+    """Those of these examples."""
+    likelihood: Likelihood
+    """With the noise of each example, if it is Gaussian."""
+    latent: Latent
+    network: Float[Tensor, "n K"]
+    """f_w, in float64."""
+
+    @staticmethod
+    def of(gp: GaussianProcess, count: int) -> Seen:
+        """On at most `count` examples, evenly spread over the data."""
+        expansion = gp.model.expansion
+        index, few = spread(expansion, count)
+        likelihood = gp.likelihood
+        if isinstance(likelihood, GaussianLikelihood) and expansion.quadratic:
+            likelihood = GaussianLikelihood(few.root.double().diagonal(dim1=1, dim2=2).reciprocal())
+        else:
+            likelihood = likelihood.take(index)
+        features, inputs = network_view(few)
+        latent = gp.inference.latent(features, inputs).finite()
+        centre = gp.model.centre
+        own = centre is None or not bool(centre.any())
+        network = latent.outputs if own else features.outputs(inputs)
+        return Seen(gp, few, likelihood, latent, network.double())
+
+    @property
+    def mean(self) -> Float[Tensor, "n K"]:
+        """E f of the GP, before its temperature, in float64."""
+        return self.latent.outputs.double() + self.latent.shift.double()
+
+    @property
+    def movement(self) -> Movement:
+        """How far the mean of the GP is from the network."""
+        return Movement.of(self.latent, self.network, self.likelihood)
+
+    def forecasts(self) -> tuple[Forecast, Forecast]:
+        """Of the network and of the GP, with the examples seen."""
+        own = Forecast(self.likelihood, self.mean, self.latent.covariance, self.gp.calibration)
+        return Forecast(self.likelihood, self.network), own
+
+    def left_out(self) -> tuple[Forecast, Forecast] | str:
+        """Of the network and of the GP, without each example; or why they are not available."""
+        if self._needs_minimum() and not self._at_minimum():
+            return (
+                "the weights are not at a minimum, and r and Λ are those at the weights, where leave-one-out is not "
+                "valid"
+            )
+        mode = self._mode()
+        base = mode if self.sites.moved is not None else self.network
+        try:
+            found = LeftOut.of(self.sites, Latent(base, mode - base, self.latent.covariance))
+        except IllConditionedError:
+            if self.gp.inference.exact:
+                return "some examples determine their own output almost alone, so that rounding covers the rest"
+            return f"leave-one-out is not defined for every {self.gp.inference.description}"
+        around = isinstance(self.gp.centre, NetworkOutput)
+        mean = self._without(self.mean, mode, found) if around else self.mean + found.shift
+        own = Forecast(self.likelihood, mean, found.covariance, self.gp.calibration)
+        return Forecast(self.likelihood, self._without(self.network, mode, found)), own
+
+    def _mode(self) -> Float[Tensor, "n K"]:
+        """f at the mode of the linearised network, or where the sites are if that is not known."""
+        expansion, centre = self.gp.model.expansion, self.gp.model.centre
+        if centre is None:
+            return self.mean
+        if expansion.moved is not None:
+            target = expansion.moved
+        elif expansion.quadratic and self.gp.inference.exact:
+            target = -self.gp.inference.least_squares[0]
+        else:
+            return self.mean
+        gap = target - centre
+        if not bool(gap.any()):
+            return self.mean
+        features = self.sites.features
+        pushed = features.jvp(self.sites.inputs, gap.to(features.anchor.dtype)[:, None])[..., 0]
+        return self.mean + pushed.double()
+
+    def _without(self, f: Float[Tensor, "n K"], mode: Float[Tensor, "n K"], found: LeftOut) -> Float[Tensor, "n K"]:
+        """f without each example, where f is not at the mode."""
+        size = self._size(mode)
+        if not isinstance(self.likelihood, ClassificationLikelihood) or not bool(size > 0):
+            return f + found.shift
+        return self._size(f) / size * (mode + found.shift)
+
+    def _size(self, f: Float[Tensor, "n K"]) -> Float[Tensor, ""]:
+        """The root mean square of the outputs, without the constant that softmax does not see."""
+        f = f - f.mean(1, keepdim=True) if isinstance(self.likelihood, CategoricalLikelihood) else f
+        return f.square().mean().sqrt()
+
+    def _needs_minimum(self) -> bool:
+        """Whether the sites are those at the weights of the network, and no exact step leads to the mode."""
+        expansion = self.gp.model.expansion
+        return expansion.moved is None and not (expansion.quadratic and self.gp.inference.exact)
+
+    def _at_minimum(self) -> bool:
+        posterior = self.gp.inference
+        return at_minimum(posterior.model.relative_gradient(), posterior.step_bound(), exact=posterior.exact)
