@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dnn2gp import CategoricalLikelihood, Diagonal, FunctionSpace, GaussianProcess, convert
+from dnn2gp import CategoricalLikelihood, Diagonal, FunctionSpace, GaussianProcess, WeightSpace, convert
 
 BUDGET = 100e6
 Calls = dict[str, Callable[[], object]]
@@ -107,9 +107,18 @@ def of_resnet(size: int) -> Calls:
 
 
 def of_transformer(size: int) -> Calls:
-    """The evidence at many values of δ, each with one number a weight."""
-    module, x = Transformer().eval(), words(8 + 2 * size)
-    return {"tune": lambda: converted(module, x, structure=Diagonal())}
+    """The evidence at many values of δ, each with one number a weight; and rows of three small layers.
+
+    These layers are far apart, so that a backward pass frees many blocks between those that it keeps.
+    """
+    module, x, many = Transformer().eval(), words(8 + 2 * size), words(8 + 29 * size)
+    own = {"subset": ["layers.layers.0.norm1", "layers.layers.1.norm2", "last"], "prior_precision": 1.0}
+    gp = converted(module, x, inference=WeightSpace(), **own)
+    return {
+        "tune": lambda: converted(module, x, structure=Diagonal()),
+        "dense": lambda: converted(module, many, inference=WeightSpace(), **own),
+        "predict": lambda: gp.predict(many),
+    }
 
 
 NETWORKS: dict[str, Callable[[int], Calls]] = {"LeNet-5": of_lenet, "ResNet": of_resnet, "transformer": of_transformer}

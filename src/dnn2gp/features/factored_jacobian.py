@@ -15,7 +15,8 @@ from dnn2gp.features.factors import Factors
 from dnn2gp.features.feature_map import FeatureMap
 from dnn2gp.features.whitener import Unit, Whitener
 from dnn2gp.network.inputs import Inputs, num_examples, take
-from dnn2gp.support.memory import chunks, give_back
+from dnn2gp.support.allocator import give_back, sparing
+from dnn2gp.support.memory import chunks
 from dnn2gp.support.progress import track
 
 # The share of the memory budget that the factors of the training data may hold between predictions.
@@ -200,7 +201,7 @@ class FactoredJacobian:
         half = (self.features.budget() - self._reserve) // 2  # the other half is for the examples they are used with
         size = self.features.chunk(self.inputs, self.rank, fixed=self._reserve + max(0, half), extra=beside)
         size = min(size, max(1, _BLOCK_ROWS // self.rank))
-        for part in track(list(chunks(self.num_examples, size)), what):
+        for part in sparing(track(list(chunks(self.num_examples, size)), what), self.features.budget()):
             own = None if self.root is None else self.root[part]
             yield part, self.features.factors(take(self.inputs, part), own).compact()
 

@@ -20,8 +20,9 @@ from dnn2gp.features.checks import check_precision
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.whitener import Unit, Whitener
 from dnn2gp.network.inputs import Inputs, differentiable, num_examples, take
+from dnn2gp.support.allocator import give_back, returning_blocks
 from dnn2gp.support.errors import InputError
-from dnn2gp.support.memory import give_back, require
+from dnn2gp.support.memory import require
 
 # How much more memory rows take while a covariance mixes them: its products have copies of their own.
 _MIXING = 1.25
@@ -174,7 +175,8 @@ class Kernels(Chunked):
         shape = kind.shape((left.num_examples, left.rows), (mate.num_examples, mate.rows))
         dtype, device = torch.promote_types(self.anchor.dtype, precision.dtype), self.anchor.device
         give_back(self.budget())
-        with KernelBuffer(shape, dtype, device, out, self.budget(), f"The {kind.what}") as result:
+        buffer = KernelBuffer(shape, dtype, device, out, self.budget(), f"The {kind.what}")
+        with buffer as result, returning_blocks(self.budget()):
             plan = self._pair_plan(kind, (inputs, left), (right_map, columns, right), precision, result.bytes)
             for rows, others, a, b in pairs(left, right, plan, kind.what):
                 block = kind.product(a, b)

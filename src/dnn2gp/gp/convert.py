@@ -22,6 +22,7 @@ from dnn2gp.network import Network
 from dnn2gp.network.anomalies import anomalies_explained
 from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs, leaves, num_examples
+from dnn2gp.support.allocator import returning_blocks
 from dnn2gp.support.errors import InputError, ProbabilitiesWarning, warn_user
 from dnn2gp.support.memory import SMALL, holding, require
 from dnn2gp.support.progress import show_progress
@@ -88,7 +89,7 @@ def convert(
         def expand(likelihood: Likelihood) -> Expansion:
             return expansion(jacobian, inputs, targets, likelihood)  # Eq. (5)
 
-        with holding(_data_bytes(jacobian, inputs, targets)):
+        with holding(_data_bytes(jacobian, inputs, targets)), returning_blocks(jacobian.budget()):
             outputs = function.check_company(inputs, jacobian.outputs, jacobian.rounding_scale)
             _look_at_outputs(outputs, likelihood)
             tuned = tune_model(expand, likelihood, prior_precision, targets, function.layout, chosen)

@@ -18,9 +18,10 @@ from dnn2gp.inference.evidence_parts import Decomposition, GroupedTerms, Groups
 from dnn2gp.inference.linear_model import LinearModel
 from dnn2gp.inference.predictive import JoinedLatent, Latent
 from dnn2gp.network.inputs import Inputs, num_examples, take
+from dnn2gp.support.allocator import sparing
 from dnn2gp.support.choice import Choice
 from dnn2gp.support.errors import InputError
-from dnn2gp.support.memory import Returning, chunks, readable
+from dnn2gp.support.memory import chunks, readable
 from dnn2gp.support.progress import track
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
@@ -212,9 +213,7 @@ class Posterior(ABC):
     def latent(self, features: FeatureMap, inputs: Inputs) -> Latent:
         """Outputs, shift and covariance of f at each input, from one pass over the inputs, one chunk at a time."""
         parts, size = JoinedLatent(num_examples(inputs)), self.chunk(features, inputs)
-        returning = Returning(features.budget())
-        for part in track(list(chunks(num_examples(inputs), size)), "predictions"):
-            returning.between()
+        for part in sparing(track(list(chunks(num_examples(inputs), size)), "predictions"), features.budget()):
             outputs, factors = features.outputs_and_factors(take(inputs, part))
             outputs, shift = self._centred(outputs, factors)
             parts.add(part, Latent(outputs, shift, self.marginal(factors)))

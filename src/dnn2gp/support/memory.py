@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from pathlib import Path
 
 import psutil
@@ -53,10 +51,6 @@ def room(budget: int) -> int:
 _LIBRARIES = 12 << 20
 SMALL = 1 << 20
 """What is smaller is not counted: the part of the budget that plans leave to libraries covers it."""
-# malloc keeps up to about 64 MiB of freed memory, which is too much of a budget smaller than this.
-_TIGHT = 1 << 30
-# The share of a small budget that freed memory may have between two chunks: page faults cost time.
-_MOST = 0.5
 _held: ContextVar[int] = ContextVar("dnn2gp_held", default=0)
 
 
@@ -73,35 +67,6 @@ def holding(num_bytes: int) -> Iterator[None]:
 def held() -> int:
     """The bytes of the budget that are taken by what surrounds this call."""
     return _held.get()
-
-
-def give_back(budget: int) -> None:
-    """Return freed memory to the system before work with a small budget; with glibc, which would keep some of it."""
-    if budget < _TIGHT:
-        _trim()(0)
-
-
-class Returning:
-    """Gives freed memory back between the chunks of a loop, where the process has grown by most of a small budget."""
-
-    def __init__(self, budget: int) -> None:
-        """The loop starts now."""
-        self.budget, self._start = budget, _resident() if budget < _TIGHT else 0
-
-    def between(self) -> None:
-        """Call it before each chunk."""
-        if self.budget < _TIGHT and _resident() - self._start > _MOST * self.budget:
-            give_back(self.budget)
-
-
-def _resident() -> int:
-    """The resident memory of this process."""
-    return psutil.Process().memory_info().rss
-
-
-@cache
-def _trim() -> Callable[[int], object]:
-    return getattr(ctypes.CDLL(None), "malloc_trim", int) if sys.platform == "linux" else int
 
 
 def readable(num_bytes: int | float) -> str:

@@ -31,8 +31,8 @@ def demo(
 ) -> None:
     """Train a network on handwritten digits, and turn it into a GP.
 
-    Compares the predictions of the two, and takes less than a minute. Writes kernel.png, posterior_mean.png,
-    uncertainty.png, uncertainty_maps.png and gp.safetensors.
+    Compares the two on digits and on images that are none, and takes about a minute. Writes familiarity.png,
+    kernel.png, posterior_mean.png, uncertainty.png and gp.safetensors.
     """
     with reported_errors():
         from dnn2gp.apps import demo as job

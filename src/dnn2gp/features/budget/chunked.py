@@ -17,7 +17,8 @@ from dnn2gp.features.checks import Cotangents
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.knowledge import Knowledge
 from dnn2gp.network.inputs import Inputs, differentiable, leaves, num_examples, take
-from dnn2gp.support.memory import Returning, chunks, default_budget, give_back, held, require, room
+from dnn2gp.support.allocator import give_back, sparing
+from dnn2gp.support.memory import chunks, default_budget, held, require, room
 from dnn2gp.support.progress import track
 
 # The largest number of examples in a chunk.
@@ -152,12 +153,9 @@ class Chunked(ABC):
     ) -> Iterator[tuple[slice, Factors]]:
         given = isinstance(cotangents, Tensor)
         size = self.chunk(inputs, cotangents.shape[2] if given else None, work, fixed=fixed, extra=extra)
-        returning = Returning(self.budget())
-        for part in track(list(chunks(num_examples(inputs), size)), work.name):
-            returning.between()
+        for part in sparing(track(list(chunks(num_examples(inputs), size)), work.name), self.budget()):
             own = cotangents[part] if given else cotangents
             yield part, self.factors(take(inputs, part), own, apart=work.apart)
-        give_back(self.budget())  # what follows, such as a factorisation, counts on all of it
 
     def _used(
         self, inputs: Inputs, work: Work, cotangents: Cotangents | None = None, *, fixed: int = 0, extra: int = 0

@@ -22,8 +22,9 @@ from dnn2gp.features.feature_map import FeatureMap
 from dnn2gp.features.knowledge import Knowledge
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, check_inputs, differentiable, map_inputs, num_examples, take
+from dnn2gp.support.allocator import give_back, sparing
 from dnn2gp.support.errors import NetworkError
-from dnn2gp.support.memory import check_budget, chunks, give_back, require, room
+from dnn2gp.support.memory import check_budget, chunks, require, room
 
 Engine = TypeVar("Engine", bound="NetworkFeatures")
 # The most examples in one plain forward or backward pass, as in training: no Jacobian is formed there.
@@ -180,7 +181,7 @@ class NetworkFeatures(FeatureMap):
         require(need.plus(held)(1), budget, f"{what}, with the result," if held else what, FEWER)
         give_back(budget)
         most = need.times(_SLACK).plus(held).most(room(budget))
-        return _given_back(chunks(num_examples(inputs), max(1, min(most, _PASS))), budget)
+        return sparing(chunks(num_examples(inputs), max(1, min(most, _PASS))), budget)
 
     @contextmanager
     def unchecked(self) -> Iterator[None]:
@@ -273,9 +274,3 @@ class NetworkFeatures(FeatureMap):
                 "Look for (a) round(), sign() or argmax in forward, (b) units that are all dead, (c) layers frozen "
                 "by mistake."
             )
-
-
-def _given_back(parts: Iterator[slice], budget: int) -> Iterator[slice]:
-    """The parts; after the last one, freed memory is returned if the budget is small."""
-    yield from parts
-    give_back(budget)
