@@ -27,11 +27,12 @@ from sklearn.preprocessing import PolynomialFeatures
 from torch.func import functional_call, jacrev
 
 import dnn2gp.estimators.base as base
+import dnn2gp.tune.large_network as large_network
 from dnn2gp.estimators import GPNetClassifier, GPNetRegressor
 from dnn2gp.inference.calibration import Calibration
 from dnn2gp.likelihoods import GaussianLikelihood
 from dnn2gp.network.mlp import mlp
-from dnn2gp.support.errors import InputError, NotAMinimumWarning
+from dnn2gp.support.errors import EvidenceWarning, InputError, NotAMinimumWarning
 from dnn2gp.tune.restarts import Fitted
 
 from reference import brute_force, likelihoods, linearised
@@ -325,6 +326,30 @@ def test_a_training_without_a_minimum_is_said(monkeypatch: pytest.MonkeyPatch) -
         GPNetRegressor(**TINY).fit(X, y)
 
 
+@pytest.mark.slow
+def test_many_weights_by_hand() -> None:
+    """3,004 weights: trained with L-BFGS, in function space. The evidence is the one that was tuned."""
+    X, y = wave(30, 0)
+    est = GPNetRegressor(width=1001, restarts=1, max_rounds=4).fit(X, y)
+    expected = oracle(est, X, y, X[:6] + 0.1)
+    mean, std = est.predict(X[:6] + 0.1, return_std=True)
+    np.testing.assert_allclose(mean, expected.mean, rtol=1e-6)
+    np.testing.assert_allclose(std, np.sqrt(np.diag(expected.covariance) + est.sigma_**2), rtol=1e-6)
+    assert est.log_evidence_ == pytest.approx(expected.log_evidence, abs=1e-5)
+    assert est.score(*wave(200, 1)) > 0.9
+
+
+@pytest.mark.slow
+def test_an_approximate_posterior_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = wave(30, 0)
+    monkeypatch.setattr(large_network, "EXACT_SIZE", 20)
+    with pytest.warns(EvidenceWarning, match=r"Kronecker\(\)"):
+        est = GPNetRegressor(width=1001, restarts=1, max_rounds=2).fit(X, y)
+    assert "Kronecker()" in str(est.tuning_)
+    assert not est.gp_.inference.exact
+    assert np.isfinite(est.predict(X, return_std=True)[1]).all()
+
+
 # Classes ------------------------------------------------------------------------------------------------------------
 
 
@@ -412,8 +437,8 @@ def softmax(f: np.ndarray) -> np.ndarray:
         ({"prior_precision": float("nan")}, r"prior_precision: .* got nan"),
         ({"sigma": 0.0}, r"sigma: .* got 0.0"),
         ({"sigma": [0.1, 0.2]}, r"sigma: .*1 targets; got 2"),
-        ({"width": 1001}, r"at most 3000 weights.*got 3004, .* width 1001, .*PCA"),
-        ({"width": [2, 60], "depth": 2}, r"got 3841, .* width 60, depth 2"),
+        ({"width": 6667}, r"at most 20000 weights.*got 20002, .* width 6667, .*PCA"),
+        ({"width": [2, 140], "depth": 2}, r"got 20161, .* width 140, depth 2"),
     ],
 )
 def test_settings_that_cannot_be_used(settings: dict[str, Any], match: str) -> None:

@@ -139,6 +139,7 @@ CASES = {
     "optimizer: targets": lambda: VOGN(mlp(), NOISE, 10).step(X, Y.numpy()),
     "tune: network": lambda: tune.gradient(3, (X, Y), NOISE),
     "tune: likelihood": lambda: tune.gradient(mlp(), (X, Y), "gaussian"),
+    "tune: rank": lambda: tune.gradient(mlp(), (X, Y), NOISE, rank="evidence"),
     "tune: settings": lambda: tune.grid(lambda **_: 0.0, {"width": [object()]}),
     "tune: fit": lambda: tune.grid(3, {"width": [1]}),
     "tune: objective": lambda: tune.study(3, num_trials=1),

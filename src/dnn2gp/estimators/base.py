@@ -29,10 +29,11 @@ from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.network.mlp import ACTIVATIONS, mlp
 from dnn2gp.support.errors import EvidenceWarning, InputError, NotAMinimumWarning, warn_user
 from dnn2gp.support.numbers import positive_number, seed_number
+from dnn2gp.tune.large_network import EXACT_SIZE
 from dnn2gp.tune.restarts import Fitted, fit_restarts
 
-MAX_WEIGHTS = 3000
-"""Training keeps several P × P matrices per restart, and factorises one in every step."""
+MAX_WEIGHTS = 20_000
+"""Up to 3,000 weights, every training step factorises a P × P matrix; larger networks are trained with L-BFGS."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ class Settings:
             count = sum((before + 1) * after for before, after in pairwise(sizes))
             if count > MAX_WEIGHTS:
                 raise InputError(
-                    f"width: expected a network with at most {MAX_WEIGHTS} weights, because training stores a square "
-                    f"matrix of that size; got {count}, from {num_inputs} columns, width {width}, depth {self.depth} "
+                    f"width: expected a network with at most {MAX_WEIGHTS} weights, because tuning trains it many "
+                    f"times; got {count}, from {num_inputs} columns, width {width}, depth {self.depth} "
                     f"and {num_outputs} outputs. Use a smaller width, or reduce the columns first, for example with "
                     "PCA in a Pipeline."
                 )
@@ -209,11 +210,13 @@ class GPNetEstimator(BaseEstimator, ABC):
         self.network_, self.prior_precision_ = best.network, best.prior_precision
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotAMinimumWarning)  # the warning below is worded for an estimator
-            self.gp_ = convert(best.network, (inputs, targets), best.likelihood, best.prior_precision)
-        self.log_evidence_ = self.gp_.evidence().value - log_unit
+            self.gp_ = convert(
+                best.network, (inputs, targets), best.likelihood, best.prior_precision, structure=best.structure
+            )
+        self.log_evidence_ = result.evidence
         _warn_unless_minimum(type(self).__name__, self.gp_, best.relative_gradient)
-        if best.at_edge:
-            warn_user(f"{type(self).__name__}: {self.tuning_.notes[-1]}", EvidenceWarning)
+        for note in _warnings(best):
+            warn_user(f"{type(self).__name__}: {note}", EvidenceWarning)
 
     def _predictive(self, X: Any) -> Predictive:
         """The prediction of the GP at these inputs, for standardised targets."""
@@ -260,9 +263,20 @@ def _trial(width: int, fit: Fitted, log_unit: float) -> Trial:
 
 
 def _notes(fit: Fitted) -> tuple[str, ...]:
+    if fit.settled:
+        return _warnings(fit)
+    return (f"δ and σ had not converged after {fit.rounds} rounds. Use a larger max_rounds.", *_warnings(fit))
+
+
+def _warnings(fit: Fitted) -> tuple[str, ...]:
+    """The notes that are warnings, too."""
     found = []
-    if not fit.settled:
-        found.append(f"δ and σ had not converged after {fit.rounds} rounds. Use a larger max_rounds.")
+    if fit.structure is not None:
+        found.append(
+            f"Neither the weights nor rows × outputs are at most {EXACT_SIZE:,}, so δ was tuned by the evidence of "
+            f"{fit.structure!r}, and the GP has that structure: its variances are approximate. Use fewer rows or a "
+            "smaller width for the exact GP."
+        )
     if fit.at_edge:
         found.append(
             "The evidence has no maximum within the range of δ and σ: X says nothing about y, or predicts it "

@@ -11,7 +11,18 @@ Start with `grid.py`; `ensemble.py` holds the batches of small networks that est
 from dnn2gp.evidence.tuning_result import Curve, Trial, TuningResult
 from dnn2gp.tune.gradient import gradient
 from dnn2gp.tune.grid import grid
+from dnn2gp.tune.ranking import ByCautiousEvidence, ByLeaveOneOut
 from dnn2gp.tune.study import study
 from dnn2gp.tune.while_training import WhileTraining
 
-__all__ = ["Curve", "Trial", "TuningResult", "WhileTraining", "gradient", "grid", "study"]
+__all__ = [
+    "ByCautiousEvidence",
+    "ByLeaveOneOut",
+    "Curve",
+    "Trial",
+    "TuningResult",
+    "WhileTraining",
+    "gradient",
+    "grid",
+    "study",
+]

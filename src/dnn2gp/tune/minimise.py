@@ -95,11 +95,16 @@ def train_to_minimum(network: nn.Module, data: Data, likelihood: Likelihood, pri
             gain = torch.full((1,), _NOTHING, dtype=torch.float64)
             write_weights(network, minimise(ensemble, start, gain=gain).weights[0])
             return
-    _lbfgs(network, data, likelihood, prior_precision)
+    lbfgs(network, data, likelihood, prior_precision)
 
 
-def _lbfgs(network: nn.Module, data: Data, likelihood: Likelihood, prior_precision: Tensor) -> None:
-    """SciPy's L-BFGS, with losses and gradients in the dtype of the network."""
+def lbfgs(
+    network: nn.Module, data: Data, likelihood: Likelihood, prior_precision: Tensor, *, tolerance: float = 1e-15
+) -> None:
+    """Train the module in place with SciPy's L-BFGS, with losses and gradients in the dtype of the network.
+
+    tolerance  training ends when a step lowers the loss by less than this share of it
+    """
     import scipy.optimize  # takes a while to import
 
     function = Network(network, data.inputs)
@@ -114,7 +119,7 @@ def _lbfgs(network: nn.Module, data: Data, likelihood: Likelihood, prior_precisi
             (gradient,) = torch.autograd.grad(total, weights)
         return total.item(), gradient.double().cpu().numpy()
 
-    options = {"maxiter": 2000, "maxfun": 4000, "maxcor": 20, "ftol": 1e-15, "gtol": 1e-9}
+    options = {"maxiter": 2000, "maxfun": 4000, "maxcor": 20, "ftol": tolerance, "gtol": 1e-9}
     first = function.weights.double().cpu().numpy()
     found = scipy.optimize.minimize(loss, first, jac=True, method="L-BFGS-B", options=options)
     if not np.isfinite(found.fun):

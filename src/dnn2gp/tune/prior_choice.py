@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import exp
 
 import torch
 from jaxtyping import Float
@@ -97,14 +99,32 @@ class PriorChoice:
 
     def improved(self, gp: GaussianProcess) -> PriorChoice:
         """The δ and σ with the largest evidence at the features of a GP that was made with these."""
-        best = self._function(gp).maximise(noise=self.noise, bounds=RANGE)
-        values = {
+        return self._moved(self._function(gp).maximise(noise=self.noise, bounds=RANGE))
+
+    def recorded(self, gp: GaussianProcess, values: Mapping[str, float] | None = None) -> PriorChoice:
+        """The same choice with one more trial: the GP that was made with it, and further values."""
+        found = {
             EVIDENCE: gp.evidence().value,
             "relative_gradient": gp.model.relative_gradient(),
             "step_bound": gp.inference.step_bound(),
+            **(values or {}),
         }
-        trial = Trial(self.settings, values, len(self.trials))
-        return replace(self._moved(best), trials=(*self.trials, trial))
+        return replace(self, trials=(*self.trials, Trial(self.settings, found, len(self.trials))))
+
+    def shifted(self, step: float) -> PriorChoice:
+        """With log δ larger by this much."""
+        return replace(self, precision=(self.precision * exp(step)).clamp(*RANGE))
+
+    def along_minimum(self, gp: GaussianProcess) -> PriorChoice:
+        """The best (δ/c, √c σ) at the weights of a GP that was made with this choice; a minimum stays a minimum.
+
+        The evidence depends on c through −(M/2) log c − (‖(y − f)/σ‖² + wᵀ diag(δ) w) / 2c, M = N K.
+        """
+        assert isinstance(self.likelihood, GaussianLikelihood)
+        white, weights = gp.model.expansion.white_residual(), gp.network.weights.double()
+        c = (white.square().sum() + (self.of_weights.to(weights) * weights.square()).sum()).cpu() / white.numel()
+        sigma = (self.likelihood.sigma * c.sqrt()).clamp(1e-4 * self.unit, 1e4 * self.unit)
+        return replace(self, precision=(self.precision / c).clamp(*RANGE), likelihood=GaussianLikelihood(sigma))
 
     def notes(self) -> tuple[str, ...]:
         """Messages about signs that the network does not suit the data."""
@@ -135,6 +155,10 @@ class PriorChoice:
         if isinstance(self.likelihood, GaussianLikelihood) and isinstance(other.likelihood, GaussianLikelihood):
             gaps.append((self.likelihood.sigma.log() - other.likelihood.sigma.log()).abs().max())
         return torch.stack(gaps).max().item()
+
+    def same_precision(self, other: PriorChoice) -> bool:
+        """Whether both have the same δ."""
+        return torch.equal(self.precision, other.precision)
 
     def _function(self, gp: GaussianProcess) -> EvidenceFunction:
         return gp.evidence_function(per_layer=self.precision.ndim > 0, per_output=self.per_output, at_weights=True)

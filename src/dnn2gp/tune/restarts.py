@@ -15,122 +15,26 @@ to σ = 0 while the evidence falls.)
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import log
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from dnn2gp.evidence.function import RANGE
-from dnn2gp.gp.by_evidence import spread
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import DivergedError
 from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.progress import bar
 from dnn2gp.support.randomness import global_states_kept
-from dnn2gp.tune.ensemble import Ensemble, initial_weights, write_weights
+from dnn2gp.tune.ensemble import Ensemble, initial_weights, layout_of, write_weights
+from dnn2gp.tune.large_network import fit_large
 from dnn2gp.tune.minimise import minimise
+from dnn2gp.tune.restart_problem import Fitted, RestartProblem
 
-# The first and last initial λ, in units of the variance of the targets.
-_FIRST = (10.0, 0.03)
-# The range of σ, relative to the standard deviation of the targets.
-_SIGMAS = (1e-4, 1e4)
+__all__ = ["DENSE_WEIGHTS", "Fitted", "fit_restarts"]
 
-
-@dataclass(frozen=True, eq=False)
-class RestartProblem:
-    """The data, and which of δ and σ are open."""
-
-    network: nn.Module
-    inputs: Float[Tensor, "1 N *in"]
-    targets: Shaped[Tensor, "1 N *out"]
-    likelihood: Likelihood
-    """With σ = 1 if it is open."""
-    given: float | None
-    """δ, if it is given."""
-    spread: float | None
-    """The standard deviation of the targets, if σ is open."""
-
-    @staticmethod
-    def of(
-        network: nn.Module, inputs: Tensor, targets: Tensor, likelihood: Likelihood, given: float | None
-    ) -> RestartProblem:
-        if not likelihood.is_open:
-            return RestartProblem(network, inputs[None], targets[None], likelihood, given, None)
-        return RestartProblem(network, inputs[None], targets[None], GaussianLikelihood(1.0), given, spread(targets))
-
-    @property
-    def fixed(self) -> bool:
-        """Whether there is nothing to tune."""
-        return self.given is not None and self.spread is None
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The range of log λ."""
-        if self.spread is None:
-            return log(RANGE[0]), log(RANGE[1])
-        if self.given is None:
-            return log(RANGE[0] * self.spread**2), log(RANGE[1] * self.spread**2)
-        low, high = (log(self.given * (share * self.spread) ** 2) for share in _SIGMAS)
-        return low, high
-
-    def first(self, count: int) -> Float[Tensor, " B"]:
-        """The initial log λ of each member, from strong priors to weak ones; in the middle for a single member."""
-        if self.fixed:
-            return torch.full((count,), log(self.given or 1.0), dtype=torch.float64)
-        if self.given is not None:
-            return torch.full((count,), log(self.given * self.first_variance), dtype=torch.float64)
-        ends = [log(end * (self.spread or 1.0) ** 2) for end in _FIRST]
-        strong, weak = ends
-        line = torch.linspace(strong, weak, count, dtype=torch.float64)
-        return (line if count > 1 else line + (weak - strong) / 2).clamp(*self.bounds)
-
-    @property
-    def first_variance(self) -> float:
-        """σ² of a network that explains three quarters of the variance of the targets; 1 if σ is not open."""
-        return 1.0 if self.spread is None else 0.25 * self.spread**2
-
-    def at_edge(self, place: float, variance: float) -> bool:
-        """Whether log λ or σ² is at the edge of its range."""
-        ends = [abs(place - end) < 1e-6 for end in self.bounds] if not self.fixed else []
-        if self.spread is not None:
-            low, high = ((share * self.spread) ** 2 for share in _SIGMAS)
-            ends.append(not low * (1 + 1e-6) < variance < high * (1 - 1e-6))
-        return any(ends)
-
-    def ensemble(self, product: Float[Tensor, " B"]) -> Ensemble:
-        """The losses for these λ."""
-        return Ensemble(self.network, self.inputs, self.targets, self.likelihood, product)
-
-    def evidence(
-        self, ensemble: Ensemble, weights: Float[Tensor, "B P"], *, hopeful: bool = False
-    ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-        """The log evidence, −∞ where it is not finite, and σ² (1 if it is not open).
-
-        Away from a minimum, the gain of one more step is subtracted or, if `hopeful`, added.
-        """
-        variance = self._variance(ensemble, weights)
-        curvature, own = ensemble.curvature(weights), None if self.spread is None else variance
-        if hopeful:
-            found = ensemble.evidence(weights, curvature, own)
-        else:
-            found = ensemble.cautious_evidence(weights, curvature, own)
-        return found.nan_to_num(nan=-torch.inf), variance
-
-    def _variance(self, ensemble: Ensemble, weights: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
-        """The σ² with the largest evidence for these weights and λ, or that of a given δ."""
-        product = ensemble.prior_precision[:, 0]
-        if self.spread is None:
-            return torch.ones_like(product)
-        if self.given is not None:
-            return product / self.given
-        with torch.no_grad():
-            total = 2 * ensemble.loss(weights)
-        low, high = ((share * self.spread) ** 2 for share in _SIGMAS)
-        return (total / self.targets.numel()).clamp(low, high)
-
-
+DENSE_WEIGHTS = 3000
+"""Up to this many weights, training factorises a P × P matrix in every step; larger networks: `large_network.py`."""
 # The initial length of a step in log λ, the factor by which steps are shortened, and the length at which a member ends.
 _LONG, _SHORTER, _SHORT = log(6.0), 0.35, 0.25
 # During the search, training ends if a step would gain less than this, in nats, or after this many steps.
@@ -143,24 +47,6 @@ _LAST_GAIN, _LAST_STEPS = 1e-3, 200
 _WARM = 1e-2
 # Weights whose norm is below this fraction of the initial one have collapsed: training restarts from the initial ones.
 _VANISHED = 1e-3
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """The member with the largest evidence, at a minimum with its δ and σ."""
-
-    network: nn.Module
-    likelihood: Likelihood
-    prior_precision: float
-    evidence: float
-    """The log evidence."""
-    relative_gradient: float
-    """0 at a minimum."""
-    rounds: int
-    settled: bool
-    """Whether δ and σ have converged."""
-    at_edge: bool = False
-    """Whether δ or σ is at the edge of its range, so that the evidence has no maximum inside it."""
 
 
 def fit_restarts(
@@ -181,10 +67,13 @@ def fit_restarts(
     targets          in the canonical form of the likelihood: N × K for a regression, N labels for classes
     """
     restarts, max_rounds = whole_number("restarts", restarts), whole_number("max_rounds", max_rounds)
-    weights = initial_weights(build, [seed * 1000 + position for position in range(restarts)])
     with global_states_kept():  # a new module draws its initial weights
         network, fitted = build(), build()
     problem = RestartProblem.of(network, inputs, targets, likelihood, prior_precision)
+    if layout_of(network).num_weights > DENSE_WEIGHTS:
+        with global_states_kept():
+            return fit_large(build, problem, restarts, seed, max_rounds)
+    weights = initial_weights(build, [seed * 1000 + position for position in range(restarts)])
     search, rounds = _Search(problem, weights), 0
     with bar("training and tuning", max_rounds) as advance:
         while rounds < max_rounds and len(search.active):

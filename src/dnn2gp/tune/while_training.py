@@ -68,11 +68,11 @@ class WhileTraining:
         if epoch < self.start or (epoch - self.start) % self.every:
             return False
         gp = self._choice.converted(self.network, self.data)
-        self._choice = self._choice.improved(gp)
+        self._choice = self._choice.recorded(gp).improved(gp)
         return True
 
     def result(self) -> TuningResult:
         """The trials so far, and the GP of the current network with the current δ and σ."""
         gp = self._choice.converted(self.network, self.data)
-        trials = self._choice.improved(gp).trials
+        trials = self._choice.recorded(gp).trials
         return TuningResult("while training", trials, trials[-1].settings, trials[-1].evidence, gp=gp)

@@ -72,7 +72,13 @@ def converted(fitted: Fitted, rows: TableRows) -> GaussianProcess:
     """The trained network as a GP, without the warning about minima: `diagnose` reports on that."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotAMinimumWarning)
-        return convert(fitted.network, (rows.inputs, rows.targets), fitted.likelihood, fitted.prior_precision)
+        return convert(
+            fitted.network,
+            (rows.inputs, rows.targets),
+            fitted.likelihood,
+            fitted.prior_precision,
+            structure=fitted.structure,
+        )
 
 
 @dataclass(frozen=True, eq=False)
