@@ -139,7 +139,7 @@ def test_report_is_one_file_with_everything(finished: tuple[Path, str]) -> None:
     for words in (
         "Chosen: width",
         "test RMSE",
-        "The approximations of this GP hold",
+        "With each example left out, the GP has",
         "load_table_model",
         "8 randomly chosen rows",
     ):
