@@ -44,7 +44,7 @@ def familiarity(sets: Sequence[ImageSet], threshold: float, title: str = "") -> 
     grid = figure.add_gridspec(len(sets), _TILES + 2, width_ratios=[1] * _TILES + [2.6, 2.6])
     largest = max(float(own.doubt.max()) for own in sets) or 1.0
     for row, own in enumerate(sets):
-        for column, place in enumerate(np.linspace(0, len(own.images) - 1, _TILES).round().astype(int)):
+        for column, place in enumerate(np.linspace(0, len(own.images) - 1, _TILES).round().astype(int).tolist()):
             _tile(figure.add_subplot(grid[row, column]), own, place, threshold, first=column == 0)
         last = row == len(sets) - 1
         sure = figure.add_subplot(grid[row, _TILES])
