@@ -12,7 +12,7 @@ SPEC := pyproject.toml constraints.txt
 COVERAGE_ARGS := $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast fuzz test-browser test-compat coverage lint format bench bench-optimizers tuning-table averages-table clean
+.PHONY: help demo test test-fast fuzz test-browser test-compat coverage lint format bench bench-optimizers tuning-table averages-table vogn-table clean
 .NOTPARALLEL: # two pips in one environment would collide
 .DELETE_ON_ERROR:
 
@@ -56,6 +56,9 @@ tuning-table: $(VENV)/.installed ## compare evidence with cross-validation, and 
 
 averages-table: $(VENV)/.installed ## compare ways to average probabilities, and write the table in docs/predictions.md
 	$(BIN)/python -m benchmarks.averages
+
+vogn-table: $(VENV)/.installed ## compare VOGN with Adam on MNIST, and write the table in docs/online-newton.md
+	$(BIN)/python -m benchmarks.vogn --resume
 
 clean: ## remove the environments and all caches
 	rm -rf $(VENV) $(BENCH_VENV) build dist .coverage .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -33,10 +33,7 @@ def make_data(num_examples: int, generator: torch.Generator) -> tuple[Tensor, Te
 
 def train(network: nn.Module, x: Tensor, y: Tensor, recorder: Recorder, steps: int) -> VOGN:
     """Train in the usual loop; the recorder keeps the GP after the requested steps."""
-    optimizer = VOGN(
-        network, GaussianLikelihood(SIGMA), len(x), lr=0.3, momentum=0.9, num_samples=4,
-        prior_precision=0.5, initial_precision=1000.0,
-    )  # fmt: skip
+    optimizer = VOGN(network, GaussianLikelihood(SIGMA), len(x), steps=steps, prior_precision=0.5, num_samples=4)
     optimizer.register_step_post_hook(recorder)
     for step in range(1, steps + 1):
         info = optimizer.step(x, y)

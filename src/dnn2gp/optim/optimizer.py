@@ -24,9 +24,10 @@ from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network.data import Data, read_data
 from dnn2gp.network.inputs import Inputs, check_inputs
 from dnn2gp.optim.checkpoints import packed, precision_values, unpacked
+from dnn2gp.optim.schedule import MOMENTUM, Schedule, chosen_schedule, peak_rate
 from dnn2gp.optim.trained_network import TrainedNetwork
 from dnn2gp.optim.variational_evidence import VariationalEvidence, expected_log_likelihood, linear_model_evidences
-from dnn2gp.support.errors import InputError
+from dnn2gp.support.errors import InputError, ScheduleWarning, warn_user
 from dnn2gp.support.memory import check_budget, default_budget
 from dnn2gp.support.numbers import seed_number, whole_number
 from dnn2gp.weights.curvature import Curvature
@@ -59,17 +60,22 @@ class _Pending:
 
 
 class OnlineNewtonOptimizer(torch.optim.Optimizer):
-    """The abstract base of all methods. lr is β_t, the fraction of a full Newton step on the *summed* loss.
+    """The abstract base of all methods.
+
+    Without `lr`, a schedule sets β_t, the fraction of a full Newton step on the *summed* loss, and the rate β'_t of the
+    precision. With `lr`, the defaults are those of Theorem 2: β' = β, no momentum, and Σ_0⁻¹ = N.
 
     network            the module to train; its weights with requires_grad get a posterior
     likelihood         the loss, e.g. CategoricalLikelihood()
     num_data           N, the total number of training examples, which every batch represents
-    lr                 β_t of the mean, in (0, 1]; schedulers may change it
-    precision_lr       the rate of the precision; None: the same as lr, as in Theorem 2
+    steps              how many steps training will take, short for schedule=Cosine(steps); None: OpenEnded()
+    schedule           how the rates depend on the step (see `schedule.py`)
+    lr                 β_t of the mean, in (0, 1], instead of a schedule; torch's schedulers may change it
+    precision_lr       β', the rate of the precision; None: by the schedule, or the same as lr, as in Theorem 2
     prior_precision    δ of the prior N(0, δ⁻¹ I): a number, one per layer, or one per weight
     num_samples        S samples of q_t per step; 0 for the methods at the mean
-    initial_precision  Σ_0⁻¹ = initial_precision · I; None: N
-    momentum           γ of a bias-corrected average of past gradients; schedulers may change it
+    initial_precision  Σ_0⁻¹ = initial_precision · I; None: N / T, or N with lr
+    momentum           γ of a bias-corrected average of past gradients; None: 0.9, or 0 with lr
     temperature        T of a posterior ∝ p(D|w)^{1/T} p(w)
     antithetic         draw samples in pairs μ ± ε
     seed               of the samples, which come from a generator of their own; `state_dict` includes its state
@@ -87,12 +93,14 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         likelihood: Likelihood,
         num_data: int,
         *,
-        lr: float = 0.1,
+        steps: int | None = None,
+        schedule: Schedule | None = None,
+        lr: float | None = None,
         precision_lr: float | None = None,
         prior_precision: PriorPrecision = 1.0,
         num_samples: int | None = None,
         initial_precision: float | None = None,
-        momentum: float = 0.0,
+        momentum: float | None = None,
         temperature: float = 1.0,
         antithetic: bool = False,
         seed: int = 0,
@@ -104,13 +112,16 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
                 f"CategoricalLikelihood() or GaussianLikelihood(0.1); got {likelihood!r}."
             )
         samples = self._checked_samples(num_samples)
+        self.schedule = chosen_schedule(steps, schedule, lr)
+        if momentum is None:
+            momentum = 0.0 if self.schedule is None else MOMENTUM
         check_step_settings(num_data, samples, momentum, temperature, antithetic)
-        check_rate("lr", lr)
+        rate = check_rate("lr", lr) if self.schedule is None else self._scheduled(self.schedule, 0, 1.0)
         if precision_lr is not None:
             check_rate("precision_lr", precision_lr)
         seed = seed_number("seed", seed)
         trained = TrainedNetwork(network, likelihood.detached(), check_budget(memory_budget))
-        defaults = {"lr": lr, "precision_lr": precision_lr, "momentum": momentum}
+        defaults = {"lr": rate, "precision_lr": precision_lr, "momentum": momentum}
         super().__init__(list(trained.named.values()), defaults)
         self.network, self.likelihood, self.num_data = network, trained.likelihood, num_data
         self.num_samples, self.temperature, self.antithetic = samples, temperature, antithetic
@@ -118,8 +129,9 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         self.prior_precision = expand_precision(prior_precision, trained.layout, mean)
         self.generator = torch.Generator(device=mean.device).manual_seed(seed)
         budget = default_budget() if trained.memory_budget is None else trained.memory_budget
-        first = float(num_data) if initial_precision is None else initial_precision
-        self._trained = trained
+        usual = num_data / (1.0 if self.schedule is None else temperature)
+        first = float(usual) if initial_precision is None else initial_precision
+        self._trained, self._last_lr = trained, rate
         self._state = State(mean, first_precision(self.structure, mean, first, budget), torch.zeros_like(mean))
         """q_t except for its mean, which the network holds."""
         self._pending: _Pending | None = None
@@ -167,10 +179,12 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
                 "targets) before step()."
             )
         try:
-            lr, precision_lr = self._rates()
+            lr, precision_lr = self._rates(pending)
             after, info = pending.method.finish(pending.step, lr, precision_lr, self._modified_gradient(pending))
             self._trained.write(after.mean)
             self._state = after
+            if self.schedule is not None:
+                self.param_groups[0]["lr"] = self._last_lr = lr
         except BaseException:
             self._forget()
             raise
@@ -268,7 +282,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         loaded = unpacked(own, self._state, type(self).__name__, self.num_data, self.temperature)
         super().load_state_dict({name: value for name, value in state_dict.items() if name != _KEY})
         self.generator.set_state(own["generator"].cpu())
-        self._state, self._pending = loaded, None
+        self._state, self._pending, self._last_lr = loaded, None, float(self.param_groups[0]["lr"])
         self._trained.keep_statistics()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -323,15 +337,33 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
             return None
         return self._trained.read_grads().double() * (self.num_data / self.temperature)
 
-    def _rates(self) -> tuple[float, float | None]:
-        """The current lr and precision_lr; lr is 0 in the first step of a warm-up or at the end of a schedule."""
+    def _rates(self, pending: _Pending) -> tuple[float, float | None]:
+        """β and β' of this step; lr is 0 in the first step of a warm-up or at the end of one of torch's schedules."""
         group = self.param_groups[0]
         lr, precision_lr = float(group["lr"]), group["precision_lr"]
-        if lr != 0:
-            check_rate("lr", lr)
         if precision_lr is not None:
             check_rate("precision_lr", precision_lr)
-        return lr, precision_lr
+        if self.schedule is None:
+            return lr if lr == 0 else check_rate("lr", lr), precision_lr
+        if lr != self._last_lr:
+            raise InputError(
+                f"lr: it was changed from {self._last_lr:.3g} to {lr:.3g}, but {self.schedule!r} sets it. To use "
+                "one of torch's schedulers, pass lr, precision_lr and momentum to the optimizer."
+            )
+        t = pending.step.state.step
+        share = sum(batch.num_examples for batch in pending.step.batches) / self.num_data
+        if t == self.schedule.last:
+            warn_user(
+                f"steps: this is step {t + 1}, but the schedule was made for {t} steps. Further steps keep the last "
+                f"learning rate, {lr:.3g}. Pass the number of all steps that training will take.",
+                ScheduleWarning,
+            )
+        rate = self.schedule.precision_rate(t, share) if precision_lr is None else precision_lr
+        return self._scheduled(self.schedule, t, share), rate
+
+    def _scheduled(self, schedule: Schedule, step: int, share: float) -> float:
+        """β of the schedule for a step on a share M / N of the data."""
+        return check_rate("scale", schedule.mean_rate(step, share, peak_rate(self.structure)))
 
     def _beta(self) -> float:
         """The current lr, or the initial one where a schedule has reached 0."""

@@ -82,6 +82,10 @@ class ProbabilitiesWarning(UserWarning):
     """The network seems to return probabilities where the likelihood expects logits."""
 
 
+class ScheduleWarning(UserWarning):
+    """Training takes more steps than its schedule was made for."""
+
+
 class FallbackWarning(UserWarning):
     """Some weights have no layer rule and use the general engine, which is exact but slower."""
 

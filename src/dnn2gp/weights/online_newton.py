@@ -34,7 +34,7 @@ from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.structures import Dense, DensePrecision, Diagonal, DiagonalPrecision
 
 
-def check_rate(name: str, value: float) -> float:
+def check_rate(name: str, value: float | None) -> float:
     """β ∈ (0, 1]."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise InputError(
