@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +180,16 @@ def test_places_that_are_no_files(tmp_path: Path) -> None:
         read_table(tmp_path / "no.csv")
     with pytest.raises(InputError, match="is a folder"):
         read_table(tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes and devices are those of POSIX")
+def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path):
+    """And so is a device, which need not end."""
+    fifo = tmp_path / "data.csv"
+    os.mkfifo(fifo)
+    for path in (fifo, Path("/dev/null")):
+        with pytest.raises(InputError, match="pipe"):
+            read_table(path)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dnn2gp import BlockDiagonal, Diagonal, FunctionSpace, Kronecker, WeightSpace, convert, load, save
 from dnn2gp.optim import load_checkpoint, save_checkpoint
 from dnn2gp.support.errors import FileFormatError, InputError, MemoryBudgetError, NetworkError
+from dnn2gp.support.files import as_path
 
 from robust.saved_files import classifier, contents, raw_header, rewrite, with_raw_header
 from robust.support import DELTA, NOISE, mlp, regression
@@ -104,6 +105,32 @@ def test_special_files_are_not_replaced(fifo: Path) -> None:
         gp.kernel.full(regression()[0], out=fifo)
     assert stat.S_ISFIFO(fifo.stat().st_mode)
     assert [path.name for path in fifo.parent.iterdir()] == ["fifo"]
+
+
+@pytest.mark.parametrize("path", [3, None, b"gp.safetensors", "a\0b"])
+def test_names_that_are_none(path: Any) -> None:
+    with pytest.raises(InputError, match="path"):
+        as_path(path)
+
+
+def test_a_name_with_a_null_character() -> None:
+    gp, path = convert(mlp(), regression(), NOISE, DELTA), "a\0b"
+    for call in (
+        lambda: save(gp, path),
+        lambda: load(path, fresh()),
+        lambda: save_checkpoint(path, {}),
+        lambda: load_checkpoint(path),
+        lambda: gp.kernel.full(regression()[0], out=path),
+    ):
+        with pytest.raises(InputError, match="path"):
+            call()
+
+
+def test_what_builds_no_network(saved: Saved) -> None:
+    for network in (nn.Linear, lambda width: nn.Linear(3, width)):
+        with pytest.raises(InputError, match="network"):
+            load(saved(), network)  # type: ignore[arg-type]
+    load(saved(), fresh)
 
 
 def test_modes_are_those_of_other_files(saved: Saved, tmp_path: Path) -> None:

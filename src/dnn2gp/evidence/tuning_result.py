@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite, nan, sqrt
 from os import PathLike
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
 from dnn2gp.support.errors import FileFormatError, InputError
-from dnn2gp.support.files import read_regular, write_text
+from dnn2gp.support.files import as_path, read_regular, write_text
 from dnn2gp.support.json_text import parsed_json
 
 Setting: TypeAlias = "float | int | str | bool | None"
@@ -122,12 +121,12 @@ class TuningResult:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result as JSON, completely or not at all."""
-        write_text(Path(path), json.dumps(self.state(), indent=1))
+        write_text(as_path(path), json.dumps(self.state(), indent=1))
 
     @staticmethod
     def load(path: str | PathLike[str]) -> TuningResult:
         """The inverse of `save`."""
-        return TuningResult.from_state(parsed_json(read_regular(Path(path)), f"{path}: tuning result"), str(path))
+        return TuningResult.from_state(parsed_json(read_regular(as_path(path)), f"{path}: tuning result"), str(path))
 
     def state(self) -> dict[str, Any]:
         """The result as JSON values."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.metadata import version
+from inspect import signature
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from dnn2gp.likelihoods import CustomLikelihood, Likelihood, likelihood_from_sta
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, leaves, take
 from dnn2gp.support.errors import EXPECTED, FileFormatError, InputError, NetworkError, NotPositiveDefiniteError
+from dnn2gp.support.files import as_path
 from dnn2gp.support.json_text import short
 from dnn2gp.support.memory import check_budget, default_budget, holding
 from dnn2gp.support.randomness import global_states_kept
@@ -37,7 +38,7 @@ def save(gp: object, path: str | PathLike[str]) -> None:
     """Write the GP to one file, completely or not at all: weights, buffers, data, prior, likelihood and posterior."""
     if not isinstance(gp, GaussianProcess):
         raise InputError(f"save: expected a GaussianProcess, as returned by convert; got {type(gp).__name__}.")
-    write_file(Path(path), _header(gp), _tensors(gp))
+    write_file(as_path(path), _header(gp), _tensors(gp))
 
 
 @torch.inference_mode(False)  # its tensors are used outside of it
@@ -52,7 +53,9 @@ def load(
 
     A custom likelihood and an engine are code and not in the file: pass them again as `likelihood` and `features`.
     """
-    file = SavedFile.read(Path(path), check_budget(memory_budget) or default_budget())
+    if not callable(features):
+        raise InputError(f"features: expected LayerwiseFeatures or JacobianFeatures; got {features!r}.")
+    file = SavedFile.read(as_path(path), check_budget(memory_budget) or default_budget())
     header = file.header
     with _reading(file, "likelihood"):
         likelihood = _likelihood(likelihood, header.likelihood, file.part("likelihood"))
@@ -166,6 +169,13 @@ def _module(network: object) -> object:
     """The module, or what a class or function without arguments builds."""
     if isinstance(network, nn.Module) or not callable(network):
         return network
+    try:
+        signature(network).bind()
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"network: expected a module, or a function without arguments that builds one; got {network!r} ({error}). "
+            "Use e.g. load(path, lambda: MyNetwork(width=10))."
+        ) from error
     with global_states_kept():  # a new module draws its first weights
         return network()
 

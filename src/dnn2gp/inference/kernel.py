@@ -15,6 +15,7 @@ from dnn2gp.inference.predictive import finite
 from dnn2gp.network import Network
 from dnn2gp.network.inputs import Inputs, check_inputs
 from dnn2gp.support.errors import InputError
+from dnn2gp.support.files import as_path
 from dnn2gp.weights.structures import DiagonalPrecision, Precision
 
 
@@ -71,7 +72,7 @@ class Kernel:
             return finite(product(inputs, self.precision, other).to(self.features.anchor.dtype), "kernel")
         if not isinstance(out, str | Path):
             raise InputError(f"out: expected a file name; got {type(out).__name__}.")
-        return product(inputs, self.precision, other, out=Path(out))
+        return product(inputs, self.precision, other, out=as_path(out))
 
     def _checked(self, inputs: Inputs, other: Inputs | None) -> tuple[Inputs, Inputs | None]:
         check = self.features.network.check_inputs

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dnn2gp.network.inputs import all_finite
 from dnn2gp.support.errors import FileFormatError, InputError
+from dnn2gp.support.files import as_path
 from dnn2gp.support.json_text import MAX_DEPTH, MAX_DIGITS, parsed_json, short
 from dnn2gp.support.memory import default_budget
 from dnn2gp.support.tensor_file import CHECKSUMS, TensorFile, damaged, write_tensors
@@ -116,7 +117,7 @@ def save_checkpoint(path: str | PathLike[str], tree: dict[str, Any]) -> None:
     text = json.dumps(_packed(tree, tensors, "checkpoint", 0))
     # The text is stored as a tensor, because the header of a safetensors file is limited in size.
     tensors[_KEY] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    write_tensors(Path(path), _KEY, {"format": _FORMAT}, tensors)
+    write_tensors(as_path(path), _KEY, {"format": _FORMAT}, tensors)
 
 
 def load_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def load_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
         FileFormatError: If it is damaged or another file; the message names the entry.
         MemoryBudgetError: If it is larger than the memory that is free.
     """
-    path = Path(path)
+    path = as_path(path)
     with TensorFile.open(path, _KEY, 2 * default_budget()) as file:
         _check_format(file)
         text = _bytes_of(file)

@@ -6,11 +6,22 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable
+from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
 from dnn2gp.support.errors import FileFormatError, InputError
+
+
+def as_path(path: object) -> Path:
+    """The path that a user gave, if it can be one."""
+    if not isinstance(path, str | PathLike):
+        raise InputError(f"path: expected the name of a file; got {type(path).__name__}.")
+    found = os.fspath(path)
+    if not isinstance(found, str) or "\0" in found:
+        raise InputError(f"path: expected the name of a file as text without null characters; got {found!r}.")
+    return Path(found)
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

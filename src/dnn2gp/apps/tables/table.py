@@ -165,6 +165,8 @@ def read_table(path: str | PathLike[str]) -> Table:
         raise InputError(f"{file} does not exist. Give the path of a CSV or Parquet file.")
     if file.is_dir():
         raise InputError(f"{file} is a folder. Give the path of a CSV or Parquet file.")
+    if not file.is_file():  # a pipe may never end, and neither does /dev/zero
+        raise InputError(f"{file} is a pipe or a device. Write the table to a file, and give its path.")
     content = file.read_bytes()
     table = _parquet(file) if content[:4] == b"PAR1" else _csv(file.name, _decoded(file.name, content))
     twice = sorted(set(table.frame.columns[table.frame.columns.duplicated()]))
