@@ -27,6 +27,7 @@ from dnn2gp import (
     GaussianLikelihood,
     GaussianProcess,
     Kronecker,
+    WeightSpace,
     convert,
     diagnose,
     load,
@@ -37,6 +38,8 @@ from dnn2gp.apps.demo import DemoConfig
 from dnn2gp.apps.table_tuning import TableTuningConfig
 from dnn2gp.features import NetworkFeatures
 from dnn2gp.gp import sample_network
+from dnn2gp.gp.by_evidence import ByEvidence
+from dnn2gp.inference import NetworkOutput
 from dnn2gp.network.mlp import mlp as perceptron
 from dnn2gp.paper.training import TrainConfig
 from dnn2gp.weights import DiagonalPrecision
@@ -93,6 +96,7 @@ class Dropped(Layerdrop):
 CASES = {
     "good": lambda: attempt(),
     "good: integer prior": lambda: attempt(prior_precision=2),
+    "good: prior by the evidence": lambda: attempt(prior_precision=None),
     "good: NumPy prior": lambda: attempt(prior_precision=np.float32(2)),
     "good: budget as a float": lambda: attempt(memory_budget=4e9),
     "good: random numbers in vain": lambda: attempt(network=Layerdrop()),
@@ -106,7 +110,9 @@ CASES = {
     "likelihood: loss": lambda: attempt(likelihood=nn.MSELoss()),
     "prior: string": lambda: attempt(prior_precision="1"),
     "prior: true": lambda: attempt(prior_precision=True),
-    "prior: none": lambda: attempt(prior_precision=None),
+    "mean: class": lambda: attempt(mean=NetworkOutput),
+    "mean: inference": lambda: attempt(mean=WeightSpace()),
+    "prior: evidence at a string": lambda: attempt(prior_precision=ByEvidence("mode")),
     "prior: list": lambda: attempt(prior_precision=[1.0, 2.0]),
     "prior: array": lambda: attempt(prior_precision=np.ones(2)),
     "prior: string in a mapping": lambda: attempt(prior_precision={"0": 1.0, "2": "x"}),

@@ -59,7 +59,10 @@ TYPES = {
         "expected \"evidence\", a number, a mapping from layer to number, or a tensor; got '1'",
     ),
     "prior: true": ("InputError", "got True. Use e.g. prior_precision=1.0"),
-    "prior: none": ("InputError", "got None"),
+    "mean: string": ("InputError", "mean: expected"),
+    "mean: class": ("InputError", "Write mean=NetworkOutput()"),
+    "mean: inference": ("InputError", "mean: expected"),
+    "prior: evidence at a string": ("InputError", "at: expected"),
     "prior: list": ("InputError", "got [1.0, 2.0]"),
     "prior: array": ("InputError", "got array([1., 1.])"),
     "prior: string in a mapping": ("InputError", "expected a number for the layer '2'; got 'x'"),
@@ -132,7 +135,14 @@ TYPES = {
     "load: function": ("NetworkError", "expected a torch.nn.Module; got NoneType"),
     "load: likelihood": ("InputError", "expected a dnn2gp likelihood (an instance); got 'gaussian'"),
 }
-GOOD = ["good", "good: integer prior", "good: NumPy prior", "good: budget as a float", "good: loader"]
+GOOD = [
+    "good",
+    "good: integer prior",
+    "good: NumPy prior",
+    "good: prior by the evidence",
+    "good: budget as a float",
+    "good: loader",
+]
 
 
 @pytest.fixture(scope="module")
