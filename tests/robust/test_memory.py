@@ -9,10 +9,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from features.memory_networks import allocated
 from torch import nn
 
-from dnn2gp import Dense, Diagonal, FunctionSpace, WeightSpace, convert
+from dnn2gp import (
+    CategoricalLikelihood,
+    Dense,
+    Diagonal,
+    FunctionSpace,
+    LinearisedMode,
+    NetworkOutput,
+    WeightSpace,
+    convert,
+)
 from dnn2gp.features import JacobianFeatures, LayerwiseFeatures
+from dnn2gp.inference import Mean
 from dnn2gp.network import Network
 from dnn2gp.support.errors import InputError, MemoryBudgetError
 from dnn2gp.support.memory import check_budget, chunks, default_budget, holding, readable, require
@@ -163,6 +174,19 @@ def test_factors_of_the_data_are_made_in_chunks(monkeypatch) -> None:
     size = gp.inference.chunk(gp.features, x)
     assert size <= gp.features.chunk(x, fixed=factor, extra=extra) < len(x)
     assert gp.features.chunk(x, fixed=factor, extra=extra) < gp.features.chunk(x)
+
+
+@pytest.mark.parametrize("mean", [NetworkOutput(), LinearisedMode()])
+def test_a_mean_away_from_the_network_counts(mean: Mean) -> None:
+    """f_w(x) + J(x)c is summed in float64, from copies of factors that are twice as large as those of float32."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Flatten()
+        module, x = nn.Sequential(*layers, nn.Linear(8 * 144, 5)), torch.randn(200, 1, 12, 12)
+    data = x[:20], torch.arange(20) % 5
+    gp = convert(module, data, CategoricalLikelihood(), 1.0, structure=Diagonal(), mean=mean, memory_budget=20e6)
+    gp.predict(x[:2])
+    assert allocated(lambda: gp.predict(x), 0) <= 20e6
 
 
 @pytest.mark.slow

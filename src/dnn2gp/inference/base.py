@@ -232,7 +232,13 @@ class Posterior(ABC):
         return outputs, torch.zeros_like(outputs)
 
     def chunk(self, features: FeatureMap, inputs: Inputs) -> int:
-        """The number of test inputs at a time in `latent`; by default from the measured memory of `marginal`."""
-        K = features.num_outputs
-        work = Work("The predictive variance", self.marginal, (type(self), self.method))
+        """The number of test inputs at a time in `latent`; by default from the measured memory of mean and variance."""
+
+        def used(factors: Factors) -> object:
+            zeros = features.anchor.new_zeros(factors.num_examples, factors.num_rows)
+            return self._centred(zeros, factors), self.marginal(factors)
+
+        K, by = features.num_outputs, self.step if self.moves else self.model.centre  # made before it is measured
+        key = type(self), self.method, self.moves, by is not None and bool(by.any())
+        work = Work("The predictive variance", used, key)
         return features.chunk(inputs, work=work, fixed=2 * 8 * num_examples(inputs) * K * (K + 2), extra=4 * 8 * K**2)
