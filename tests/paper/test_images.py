@@ -194,3 +194,8 @@ def test_areas_by_counting_pairs(tmp_path):
     np.testing.assert_allclose(own["laplace_max_probability"][:12], 1 - p[:12].max(1), atol=1e-6)
     entropy = -(p[:12] * np.log(p[:12])).sum(1)
     np.testing.assert_allclose(own["laplace_entropy"][:12], entropy, rtol=1e-4)
+    for method in ood.FIGURE.smoke.network.methods:
+        information, total = own[f"{method}_mutual_information"], own[f"{method}_average_entropy"]
+        assert (information > 0).all()
+        assert (information < total).all()
+        assert (total < np.log(10)).all()

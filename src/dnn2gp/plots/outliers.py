@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from dnn2gp.plots import style
 
 KNOWN, OTHER = "#4878a8", "#dd8452"
-_COLOURS = ("#c44e52", "#8172b2", "#8c8c8c", "#222222")
-_DASHES = ("-", "-", "--", ":")
+_COLOURS = ("#c44e52", "#4c9f70", "#8172b2", "#ccb974", "#8c8c8c", "#222222")
+_DASHES = ("-", "-", "-", "-", "--", ":")
 _BINS = 60
 
 

@@ -22,6 +22,8 @@ from dnn2gp.plots.report.section import Claim
 from dnn2gp.support.progress import track
 
 SCORES = {
+    "mutual_information": "mutual information of class and f",
+    "average_entropy": "entropy of the averaged probabilities",
     "epistemic": "epistemic variance of the label",
     "latent": "variance of f",
     "max_probability": "1 − largest probability (plain network)",
@@ -77,6 +79,8 @@ def _scores(gp: NetworkGP, inputs: Float[Tensor, "N C H W"]) -> dict[str, Tensor
     parts = inputs.split(_CHUNK)
     for part in track(parts, "uncertainty of digits and clothes", total=len(parts)):
         own = gp.predict(part)
+        found["mutual_information"].append(own.mutual_information)
+        found["average_entropy"].append(own.entropy)
         found["epistemic"].append(own.epistemic.sum(1))
         found["latent"].append(own.latent_covariance.diagonal(dim1=1, dim2=2).sum(1))
         logs = own.latent_mean.double().log_softmax(1)  # float32 rounds large probabilities to 1
