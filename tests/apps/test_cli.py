@@ -104,8 +104,8 @@ def test_options_reach_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert invoke("demo", "--out", str(tmp_path), "--preset", "smoke", "--seed", "3").exit_code == 0
     assert invoke("demo").exit_code == 0
     small, usual = seen
-    assert (small.out, small.seed, small.num_samples) == (tmp_path, 3, 50)
-    assert (usual.out, usual.seed, usual.num_samples) == (Path("dnn2gp-demo"), 0, 1000)
+    assert (small.out, small.seed, small.num_train) == (tmp_path, 3, 150)
+    assert (usual.out, usual.seed, usual.num_train) == (Path("dnn2gp-demo"), 0, 1200)
 
 
 def test_an_out_that_cannot_be_written_is_said_before_the_training(

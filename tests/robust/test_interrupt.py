@@ -273,11 +273,15 @@ class Freeing(Uncopyable):
 def test_an_interrupt_that_is_ignored_does_not_go_on_in_train_mode() -> None:
     x, _ = regression()
     module = Freeing(Clock())
-    with pytest.raises(KeyboardInterrupt), evaluation_mode(module):
-        module(x)
-    assert module.training
-    with evaluation_mode(module):  # once
-        module(x)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
+    try:
+        with pytest.raises(KeyboardInterrupt), evaluation_mode(module):
+            module(x)
+        assert module.training
+        with evaluation_mode(module):  # once
+            module(x)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_handler_that_does_not_raise_does_not_end_eval_mode() -> None:
