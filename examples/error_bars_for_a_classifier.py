@@ -14,6 +14,7 @@ import textwrap
 import warnings
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from dnn2gp import (
@@ -27,6 +28,7 @@ from dnn2gp import (
     precision_from_weight_decay,
 )
 from dnn2gp.inference.metrics import accuracy, ece, nll
+from dnn2gp.plots import style
 
 DECAY = 1e-3
 
@@ -35,11 +37,13 @@ def main() -> None:
     """Train, convert in seven ways, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="a short run")
-    smoke = parser.parse_args().smoke
+    parser.add_argument("--output", default="error_bars_for_a_classifier.png", help="the picture to write")
+    options = parser.parse_args()
+    smoke = options.smoke
     train, validation, test = small_digits() if smoke else mnist()
     network = trained(train, epochs=30 if smoke else 8)
     with torch.no_grad():
-        report("the network itself", torch.softmax(network(test[0]), 1), test[1])
+        values = {"the network itself": report("the network itself", torch.softmax(network(test[0]), 1), test[1])}
     delta = precision_from_weight_decay(DECAY, num_examples=len(train[1]))
     ways = {
         "convert(network, data, likelihood)": {},
@@ -55,25 +59,50 @@ def main() -> None:
             "mean": GaussNewtonStep(),
         },
     }
-    gps = {name: converted(name, network, train, test, settings) for name, settings in ways.items()}
-    print(f"\n{diagnose(gps['convert(network, data, likelihood)'])}")
+    first = None
+    for name, settings in ways.items():
+        gp, values[name] = converted(name, network, train, test, settings)
+        first = first or gp
+    print(f"\n{diagnose(first)}")
+    draw(values).savefig(options.output)
 
 
-def converted(name: str, network: nn.Module, train: tuple, test: tuple, settings: dict) -> GaussianProcess:
-    """The GP, its scores, and what convert has to say about it."""
+def converted(
+    name: str, network: nn.Module, train: tuple, test: tuple, settings: dict
+) -> tuple[GaussianProcess, tuple[float, float]]:
+    """The GP with its accuracy and NLL, and what convert has to say about it."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         gp = convert(network, train, CategoricalLikelihood(), **settings)
-    report(name, gp.predict(test[0]).probabilities, test[1])
+    found = report(name, gp.predict(test[0]).probabilities, test[1])
     for warning in caught:
         print(textwrap.indent(textwrap.fill(f"{warning.category.__name__}: {warning.message}", 100), "      "))
-    return gp
+    return gp, found
 
 
-def report(name: str, probabilities: Tensor, labels: Tensor) -> None:
-    """One line of the table."""
-    scores = f"accuracy {accuracy(probabilities, labels):6.1%}   NLL {nll(probabilities, labels):6.3f}"
-    print(f"{name:45s} {scores}   ECE {ece(probabilities, labels):.3f}")
+def report(name: str, probabilities: Tensor, labels: Tensor) -> tuple[float, float]:
+    """One line of the table; returns accuracy and NLL."""
+    found = accuracy(probabilities, labels), nll(probabilities, labels)
+    print(f"{name:45s} accuracy {found[0]:6.1%}   NLL {found[1]:6.3f}   ECE {ece(probabilities, labels):.3f}")
+    return found
+
+
+def draw(values: dict[str, tuple[float, float]]) -> Figure:
+    """The NLL of each way as a bar, and its accuracy beside it."""
+    figure = style.new_figure(8.5, 4.0)
+    axes = figure.subplots()
+    heights = [value for _, value in values.values()]
+    limit = heights[0]
+    colours = ["#7a7a7a" if own == limit else style.RIGHT if own <= limit else style.WRONG for own in heights]
+    axes.barh(range(len(values)), heights, color=colours)
+    for row, (share, value) in enumerate(values.values()):
+        axes.text(value, row, f" {value:.3f}, accuracy {share:.1%}", va="center", fontsize=style.TICK)
+    axes.axvline(limit, color="black", linewidth=0.8, linestyle=":")
+    axes.set_yticks(range(len(values)), [name.strip(" .,") for name in values])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.35 * max(heights))
+    style.describe(axes, "Blue: better than the network. Red: worse.", "NLL on test images (nats)", "")
+    return figure
 
 
 def trained(train: tuple[Tensor, Tensor], epochs: int) -> nn.Module:

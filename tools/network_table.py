@@ -37,7 +37,8 @@ def gaps(name: str, dtype: str) -> dict[str, float]:
     inputs, test_inputs = map_inputs(cast, case.inputs), map_inputs(cast, case.test_inputs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dnn2gp.support.errors.NotAMinimumWarning)
-        gp = dnn2gp.convert(module, (inputs, cast(case.targets)), case.entry.likelihood, DELTA)
+        data = inputs, cast(case.targets)
+        gp = dnn2gp.convert(module, data, case.entry.likelihood, DELTA, mean=dnn2gp.GaussNewtonStep())
     found = {
         "Jacobian": gp.features.jacobian(gp.network.check_inputs(test_inputs)),
         "kernel": gp.kernel.full(test_inputs),

@@ -170,8 +170,8 @@ def test_an_interrupt_while_a_picture_is_saved_leaves_whole_files_only(
     monkeypatch.setattr(Figure, "savefig", interrupted)
     result = invoke("demo", "--preset", "smoke", "--out", str(tmp_path))
     assert result.exit_code == 130
-    assert [path.name for path in tmp_path.iterdir()] == ["kernel.png"]
-    assert (tmp_path / "kernel.png").read_bytes().endswith(b"IEND\xaeB`\x82")
+    assert [path.name for path in tmp_path.iterdir()] == ["familiarity.png"]
+    assert (tmp_path / "familiarity.png").read_bytes().endswith(b"IEND\xaeB`\x82")
 
 
 @pytest.mark.slow

@@ -37,31 +37,31 @@ _ROUGH = 0.02
 
 @final
 @dataclass(frozen=True, eq=False)
-class Choice:
+class Predictor:
     """A posterior with its mean, and its calibration."""
 
     posterior: Posterior
     calibration: Calibration
 
 
-def automatic(posterior: Posterior, likelihood: Likelihood) -> Choice:
+def automatic(posterior: Posterior, likelihood: Likelihood) -> Predictor:
     """Mean and calibration from the training data, for a posterior whose sites are at the network's weights."""
     expansion = posterior.model.expansion
     if expansion.quadratic:  # the mode is one exact step away, and σ is part of the evidence
-        return Choice(posterior, NONE)
+        return Predictor(posterior, NONE)
     if expansion.targets is None:  # gradient features
-        return Choice(at_network(posterior), NONE)
+        return Predictor(at_network(posterior), NONE)
     mode = at_mode(posterior, likelihood, None if posterior.exact else _ROUGH)
     return by_leave_one_out(mode, likelihood)
 
 
-def by_leave_one_out(mode: Posterior, likelihood: Likelihood) -> Choice:
+def by_leave_one_out(mode: Posterior, likelihood: Likelihood) -> Predictor:
     """Mean and calibration, for a posterior at the mode of the linearised network."""
     left = _LeaveOneOut.of(mode, likelihood)
     careful = left.best(sharper=False).calibration
     if left.beats_network(careful):
-        return Choice(mode, left.best().calibration)
-    return Choice(at_network(mode), left.around_network(careful))
+        return Predictor(mode, left.best().calibration)
+    return Predictor(at_network(mode), left.around_network(careful))
 
 
 def calibration_at_mode(mode: Posterior, likelihood: Likelihood) -> Calibration:

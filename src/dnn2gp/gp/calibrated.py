@@ -9,7 +9,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from dnn2gp.features import NetworkFeatures, StackedFeatures
-from dnn2gp.gp.automatic import Choice, calibration_at_mode, calibration_at_network
+from dnn2gp.gp.automatic import Predictor, calibration_at_mode, calibration_at_network
 from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration
 from dnn2gp.gp.means import at_mode, at_network, mean_of
 from dnn2gp.gp.minimum import at_minimum
@@ -53,7 +53,7 @@ def calibration_for(
     return calibration_at_network(mode.recentred(mode.model.expansion.moved), likelihood)
 
 
-def by_validation(mode: Posterior, likelihood: Likelihood, validation: object, network: Network) -> Choice:
+def by_validation(mode: Posterior, likelihood: Likelihood, validation: object, network: Network) -> Predictor:
     """Mean and calibration from a validation set, for a posterior at the mode (or an exact regression)."""
     held = HeldOut.of(validation, network, likelihood)
     around = at_network(mode)
@@ -63,7 +63,7 @@ def by_validation(mode: Posterior, likelihood: Likelihood, validation: object, n
     chosen = held.best(mode.latent(features, held.inputs))
     found.append((mode, Chosen(chosen.calibration, chosen.nll + 1 / len(held.targets))))
     posterior, best = min(found, key=lambda pair: pair[1].nll)
-    return Choice(posterior, best.calibration)
+    return Predictor(posterior, best.calibration)
 
 
 @final

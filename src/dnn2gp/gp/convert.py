@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dnn2gp.features import LayerwiseFeatures, NetworkFeatures, StackedFeatures
-from dnn2gp.gp.automatic import Choice, automatic
+from dnn2gp.gp.automatic import Predictor, automatic
 from dnn2gp.gp.by_evidence import ByEvidence, tune_model
 from dnn2gp.gp.calibrated import by_validation
 from dnn2gp.gp.gaussian_process import GaussianProcess
@@ -107,10 +107,10 @@ def convert(
     return gp if mean is None or validation is None else gp.calibrated(validation)
 
 
-def _centred(posterior: Posterior, likelihood: Likelihood, mean: Mean | None, validation: object) -> Choice:
+def _centred(posterior: Posterior, likelihood: Likelihood, mean: Mean | None, validation: object) -> Predictor:
     """The posterior around the given mean, or around the one that predicts best."""
     if mean is not None:
-        return Choice(with_mean(posterior, mean, likelihood), NONE)
+        return Predictor(with_mean(posterior, mean, likelihood), NONE)
     if validation is None:
         return automatic(posterior, likelihood)
     features = posterior.model.expansion.features

@@ -32,6 +32,7 @@ from dnn2gp.weights.expansion import Expansion
 
 # The search ends where the next step would move no output by more posterior standard deviations than this.
 _TOLERANCE = 1e-7
+_SINGLE = 1e-4
 _STEPS = 100
 _ITERATIONS = 300
 _HALVINGS = 40
@@ -55,7 +56,7 @@ def linearised_mode(posterior: Posterior, likelihood: Likelihood, tolerance: flo
         NotConvergedError: If the loss of a custom likelihood is not convex, or has no minimum.
     """
     search = _Search.start(posterior, likelihood)
-    tolerance = _TOLERANCE if tolerance is None else tolerance
+    tolerance = max(search.rounding, _TOLERANCE if tolerance is None else tolerance)
     with bar("mode of the linearised network", _STEPS) as advance:
         for _ in range(_STEPS):
             search.step()
@@ -116,6 +117,12 @@ class _Search:
         if isinstance(likelihood, ClassificationLikelihood):
             search.temperature = max(1.0, search.outputs.abs().mean().item() / _CERTAIN)
         return search
+
+    @property
+    def rounding(self) -> float:
+        """Steps below this are rounding: where J does not fit into memory, products with it have its dtype."""
+        single = self.expansion.features.anchor.dtype != torch.float64
+        return _SINGLE if single and not self.jacobian.kept() else 0.0
 
     def push(self, weights: Float[Tensor, " P"]) -> Float[Tensor, "N K"]:
         """J t."""

@@ -359,6 +359,8 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
                 ScheduleWarning,
             )
         rate = self.schedule.precision_rate(t, share) if precision_lr is None else precision_lr
+        if precision_lr is None and isinstance(self.curvature, ExactHessian):
+            rate = min(rate, _INDEFINITE)
         return self._scheduled(self.schedule, t, share), rate
 
     def _scheduled(self, schedule: Schedule, step: int, share: float) -> float:
