@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import dnn2gp  # noqa: E402
+from dnn2gp.inference import GaussNewtonStep  # noqa: E402
 from dnn2gp.network.inputs import map_inputs  # noqa: E402
 
 from zoo import ZOO, brute_force_gp, specimen  # noqa: E402
@@ -37,8 +38,8 @@ def gaps(name: str, dtype: str) -> dict[str, float]:
     inputs, test_inputs = map_inputs(cast, case.inputs), map_inputs(cast, case.test_inputs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dnn2gp.support.errors.NotAMinimumWarning)
-        data = inputs, cast(case.targets)
-        gp = dnn2gp.convert(module, data, case.entry.likelihood, DELTA, mean=dnn2gp.GaussNewtonStep())
+        data, mean = (inputs, cast(case.targets)), GaussNewtonStep()
+        gp = dnn2gp.convert(module, data, case.entry.likelihood, DELTA, mean=mean)
     found = {
         "Jacobian": gp.features.jacobian(gp.network.check_inputs(test_inputs)),
         "kernel": gp.kernel.full(test_inputs),

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dnn2gp import CategoricalLikelihood, GaussianLikelihood, convert
+from dnn2gp.inference import GaussNewtonStep
 
 laplace = pytest.importorskip("laplace", reason="laplace-torch is in the environment of the benchmarks only")
 
@@ -53,7 +54,7 @@ def test_the_laplace_evidence_of_all_weights(kind, examples, outputs):
         pytest.skip("softmax needs two outputs")
     network, x, y = problem(kind, examples, outputs)
     likelihood = GaussianLikelihood(SIGMA) if kind == "regression" else CategoricalLikelihood()
-    gp = convert(network, (x, y), likelihood, DELTA)
+    gp = convert(network, (x, y), likelihood, DELTA, mean=GaussNewtonStep())
     expected = theirs(network, x, y, kind)
     assert gp.evidence().laplace == pytest.approx(expected, rel=1e-9)
     assert gp.evidence_function(at_weights=True)(1.0).item() == pytest.approx(expected, rel=1e-9)
@@ -65,7 +66,7 @@ def test_the_laplace_evidence_of_all_weights(kind, examples, outputs):
 def test_at_other_delta_and_sigma_and_per_layer(kind, examples):
     network, x, y = problem(kind, examples, 3)
     likelihood = GaussianLikelihood(SIGMA) if kind == "regression" else CategoricalLikelihood()
-    gp = convert(network, (x, y), likelihood, DELTA)
+    gp = convert(network, (x, y), likelihood, DELTA, mean=GaussNewtonStep())
     scale = 2.5 if kind == "regression" else 1.0
     expected = theirs(network, x, y, kind, delta=3 * DELTA, sigma=scale * SIGMA)
     found = gp.evidence_function(at_weights=True)(3.0, scale)

@@ -30,7 +30,7 @@ from dnn2gp.optim.variational_evidence import VariationalEvidence, expected_log_
 from dnn2gp.support.errors import InputError, ScheduleWarning, warn_user
 from dnn2gp.support.memory import check_budget, default_budget
 from dnn2gp.support.numbers import seed_number, whole_number
-from dnn2gp.weights.curvature import Curvature
+from dnn2gp.weights.curvature import Curvature, ExactHessian
 from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.online_newton import (
     BegunStep,
@@ -45,6 +45,8 @@ from dnn2gp.weights.priors import PriorPrecision, expand_precision
 from dnn2gp.weights.structures import Dense, Diagonal
 
 _KEY = "online_newton"
+# The largest rate of a precision whose curvature may be negative, so that the first precision outweighs it for a while.
+_INDEFINITE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
