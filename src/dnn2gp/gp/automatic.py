@@ -24,7 +24,7 @@ from dnn2gp.inference import Latent, LeftOut, Posterior
 from dnn2gp.inference.averages import averages
 from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.likelihoods import CategoricalLikelihood, ClassificationLikelihood, GaussianLikelihood, Likelihood
-from dnn2gp.support.errors import IllConditionedError
+from dnn2gp.support.errors import IllConditionedError, NotAMinimumWarning, NotConvergedError, warn_user
 from dnn2gp.weights.expansion import Expansion
 
 # Examples whose leave-one-out predictions choose the calibration, evenly spread over the data.
@@ -51,7 +51,14 @@ def automatic(posterior: Posterior, likelihood: Likelihood) -> Predictor:
         return Predictor(posterior, NONE)
     if expansion.targets is None:  # gradient features
         return Predictor(at_network(posterior), NONE)
-    mode = at_mode(posterior, likelihood, None if posterior.exact else _ROUGH)
+    try:
+        mode = at_mode(posterior, likelihood, None if posterior.exact else _ROUGH)
+    except NotConvergedError as error:
+        warn_user(
+            f"{error} The GP predicts around the network, without a calibration. If you can, pass a validation set.",
+            NotAMinimumWarning,
+        )
+        return Predictor(at_network(posterior), NONE)
     return by_leave_one_out(mode, likelihood)
 
 
