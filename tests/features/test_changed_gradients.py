@@ -184,3 +184,22 @@ def test_second_derivatives_that_do_not_commute():
     OGGN(normed(), GaussianLikelihood(1.0), 5).step(x, x[:, :1])
     with pytest.raises(NetworkError, match="weight_norm"):
         ON(normed(), GaussianLikelihood(1.0), 5).step(x, x[:, :1])
+
+
+class Distances(nn.Module):
+    """torch can differentiate cdist only once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.centres, self.out = nn.Linear(2, 3), nn.Parameter(torch.randn(4, 3)), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.out(torch.cdist(self.inner(x), self.centres))
+
+
+@pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.FallbackWarning")
+def test_second_derivatives_that_torch_does_not_have():
+    torch.manual_seed(0)
+    module, x = Distances().double(), torch.randn(5, 2, dtype=torch.float64)
+    with pytest.raises(NetworkError, match="second derivatives"):
+        ON(module, GaussianLikelihood(1.0), 5).step(x, x[:, :1])

@@ -8,6 +8,8 @@ ExactHessian       Σᵢ Jᵢᵀ Λᵢ Jᵢ + (∇² f)ᵢ rᵢ       Eq. (6), f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -129,11 +131,26 @@ class ExactHessian(Curvature):
         residual = likelihood.residual(outputs, batch.targets)
         hessian = features.ggn(batch.inputs, likelihood.noise_precision_root(outputs, batch.targets))
         eye = torch.eye(size, dtype=features.anchor.dtype, device=features.anchor.device)
-        second = features.residual_curvature(batch.inputs, residual, eye).double()
+        with _second_derivatives():
+            second = features.residual_curvature(batch.inputs, residual, eye).double()
         _check_symmetric(second, features.anchor.dtype)
         hessian += 0.5 * (second + second.T)
         own = hessian if dense else hessian.diagonal()
         return _evaluation(features, batch, likelihood, outputs, residual.unsqueeze(-1), own)
+
+
+@contextmanager
+def _second_derivatives() -> Iterator[None]:
+    """Name a layer that torch can differentiate only once, such as cdist."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, NotImplementedError) and "differentiate twice" not in str(error):
+            raise
+        raise NetworkError(
+            f"network: one of its layers has no second derivatives, which the exact Hessian needs ({error}). Use "
+            "VOGGN, OGGN, VOGN or OGN."
+        ) from error
 
 
 def _check_symmetric(second: Float[Tensor, "P P"], dtype: torch.dtype) -> None:
