@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dnn2gp import (
+from dnn2gp.inference.mean import GaussNewtonStep
     CategoricalLikelihood,
     Diagonal,
     FunctionSpace,
