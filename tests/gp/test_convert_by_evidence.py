@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from dnn2gp import (
-from dnn2gp.inference.mean import GaussNewtonStep
     CategoricalLikelihood,
     Diagonal,
     FunctionSpace,
@@ -22,6 +21,7 @@ from dnn2gp.inference.mean import GaussNewtonStep
     load,
     save,
 )
+from dnn2gp.inference.mean import GaussNewtonStep
 from dnn2gp.support.errors import EvidenceWarning, InputError, NotAMinimumWarning
 
 from problems import problem
