@@ -169,7 +169,10 @@ def measure(tasks: list[int], seeds: int, scores: list[Score]) -> list[Score]:
 
 def table(scores: list[Score]) -> str:
     """Means over the seeds, as Markdown: VOGN, and Adam where it is best on the validation set."""
-    lines = ["| training | method | accuracy | NLL | NLL, average of 10 networks | seeds |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| training | method | accuracy | NLL | NLL, average of 10 networks | seeds |",
+        "|---|---|---|---|---|---|",
+    ]
     for epochs, images in TASKS.items():
         own = [score for score in scores if score.epochs == epochs]
         adams = {score.method for score in own if score.method.startswith("Adam")}

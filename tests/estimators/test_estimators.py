@@ -402,7 +402,13 @@ def test_probabilities_average_over_the_gp() -> None:
     parts = [torch.as_tensor(own) for own in (J_rows, f.reshape(-1, 3), w)]
     delta = torch.full_like(parts[2], est.prior_precision_)
     at_mode = linearised.evidence(*parts, labels, brute_force.categorical, likelihoods.categorical_log_prob, delta)
-    assert est.log_evidence_ == pytest.approx(at_mode, abs=1e-6)
+    assert est.gp_.evidence().value == pytest.approx(at_mode, abs=1e-6)
+
+    # log_evidence_ is what was tuned: Laplace's evidence at the weights of the network
+    log_joint = np.log(p[np.arange(len(X)), labels]).sum() - est.prior_precision_ / 2 * w @ w
+    complexity = 0.5 * (np.linalg.slogdet(precision)[1] - len(w) * np.log(est.prior_precision_))
+    assert est.log_evidence_ == pytest.approx(log_joint - complexity, abs=1e-6)
+    assert est.log_evidence_ == est.tuning_.evidence
 
 
 def root(covariance: np.ndarray) -> np.ndarray:
