@@ -168,16 +168,18 @@ def measure(tasks: list[int], seeds: int, scores: list[Score]) -> list[Score]:
 
 
 def table(scores: list[Score]) -> str:
-    """Means over the seeds, as Markdown: VOGN, and Adam where it is best on the validation set."""
+    """Means over the seeds for which all methods are measured: VOGN, and Adam where it is best in validation."""
     lines = [
         "| training | method | accuracy | NLL | NLL, average of 10 networks | seeds |",
         "|---|---|---|---|---|---|",
     ]
     for epochs, images in TASKS.items():
-        own = [score for score in scores if score.epochs == epochs]
-        adams = {score.method for score in own if score.method.startswith("Adam")}
-        if not adams:
+        found = [score for score in scores if score.epochs == epochs]
+        whole = {seed for seed in {s.seed for s in found} if {s.method for s in found if s.seed == seed} >= {*METHODS}}
+        own = [score for score in found if score.seed in whole]
+        if not own:
             continue
+        adams = {score.method for score in own if score.method.startswith("Adam")}
         best = max(adams, key=lambda name: fmean(s.validation[0] for s in own if s.method == name))
         for method in (VOGN_STEPS, VOGN_OPEN, best):
             few = [score for score in own if score.method == method]

@@ -35,6 +35,8 @@ from dnn2gp.network.mlp import mlp
 from dnn2gp.support.errors import EvidenceWarning, InputError, NotAMinimumWarning
 from dnn2gp.tune.restarts import Fitted
 
+from reference import brute_force, likelihoods, linearised
+
 SMALL: dict[str, Any] = {"width": 4, "restarts": 1, "max_rounds": 3}
 TINY: dict[str, Any] = {"width": 2, "restarts": 1, "max_rounds": 1}
 LINEAR: dict[str, Any] = {"depth": 0, "restarts": 1, "max_rounds": 1}  # for what does not depend on the training
@@ -396,9 +398,17 @@ def test_probabilities_average_over_the_gp() -> None:
     assert calibration != Calibration()
     np.testing.assert_allclose(found, averages(calibration.scale, calibration.temperature), atol=0.01)
 
-    log_joint = np.log(p[np.arange(len(X)), np.searchsorted(est.classes_, y)]).sum() - est.prior_precision_ / 2 * w @ w
+    labels = torch.as_tensor(np.searchsorted(est.classes_, y))
+    parts = [torch.as_tensor(own) for own in (J_rows, f.reshape(-1, 3), w)]
+    delta = torch.full_like(parts[2], est.prior_precision_)
+    at_mode = linearised.evidence(*parts, labels, brute_force.categorical, likelihoods.categorical_log_prob, delta)
+    assert est.gp_.evidence().value == pytest.approx(at_mode, abs=1e-6)
+
+    # log_evidence_ is what was tuned: Laplace's evidence at the weights of the network
+    log_joint = np.log(p[np.arange(len(X)), labels]).sum() - est.prior_precision_ / 2 * w @ w
     complexity = 0.5 * (np.linalg.slogdet(precision)[1] - len(w) * np.log(est.prior_precision_))
     assert est.log_evidence_ == pytest.approx(log_joint - complexity, abs=1e-6)
+    assert est.log_evidence_ == est.tuning_.evidence
 
 
 def root(covariance: np.ndarray) -> np.ndarray:
