@@ -40,7 +40,7 @@ _BEGIN, _END = "<!-- outliers: begin -->", "<!-- outliers: end -->"
 SETS = {"MNIST": "mnist", "Fashion-MNIST": "fashion_mnist"}
 CHOSEN_ON, SEEDS = 0, (1, 2, 3)
 """The seed that posterior and score were chosen with, and those that are reported."""
-NUM_VALIDATION, NUM_TEST, NUM_OTHER = 1000, 3000, 1000
+NUM_VALIDATION, NUM_TEST, NUM_OTHER = 1000, 10_000, 1000
 SCALES = (0.01, 0.1, 1.0, 10.0, 100.0)
 """The scales a of the covariance at which scores are compared."""
 SCORES = ("entropy", "mutual_information", "expected_entropy")
