@@ -7,7 +7,7 @@ from benchmarks.calibration.networks import IMAGES, KINDS, REGIMES, SETS, Case
 from benchmarks.calibration.regression import REGRESSIONS, RegressionCase
 
 SPLITS = (1, 2)
-"""Splits of the data that nothing was chosen on."""
+"""Splits of the data other than the one that the recipe was first chosen on."""
 
 
 def _small() -> list[Case]:
