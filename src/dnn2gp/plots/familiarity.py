@@ -56,7 +56,8 @@ def familiarity(sets: Sequence[ImageSet], threshold: float, title: str = "") -> 
         unknown.axvline(threshold, color=style.WRONG, linestyle="--", linewidth=1.2)
         share = float((own.doubt > threshold).mean())
         _panel(unknown, "GP: mutual information (nats)" if last else "", f"{share:.0%} unfamiliar")
-    figure.suptitle(title or "The network is sure of all of them; to the GP, they become less and less familiar", fontsize=style.TITLE)
+    usual = "The network is sure of all of them; to the GP, they become less and less familiar"
+    figure.suptitle(title or usual, fontsize=style.TITLE)
     return figure
 
 
