@@ -25,7 +25,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from dnn2gp import CategoricalLikelihood, GaussianProcess, Predictive, convert
-from dnn2gp.gp.automatic import Choice
+from dnn2gp.gp.automatic import Predictor
 from dnn2gp.gp.calibrated import by_validation
 from dnn2gp.inference import LinearisedMode
 from dnn2gp.inference.averages import SoftmaxAverages, averages
@@ -165,7 +165,7 @@ class Latents:
             prior = torch.cat([gp.prior.precision.marginal(each) for each in factors])
             return Latents(network(images), mode, covariance, prior.double())
 
-    def predictive(self, choice: Choice) -> Predictive:
+    def predictive(self, choice: Predictor) -> Predictive:
         """What a GP with this mean and calibration predicts."""
         centre = choice.posterior.model.centre
         mean = self.mode if centre is not None and bool(centre.any()) else self.network
@@ -188,7 +188,7 @@ def measured(case: Case) -> dict:
         warnings.simplefilter("ignore")
         gp = convert(network, data.train, LIKELIHOOD)
     seconds = perf_counter() - begin
-    choice = Choice(gp.inference, gp.calibration)
+    choice = Predictor(gp.inference, gp.calibration)
     moved = gp.model.expansion.moved
     assert moved is not None
     assert gp.tuning is not None
@@ -220,7 +220,7 @@ def measured(case: Case) -> dict:
     }
 
 
-def _mean_name(choice: Choice) -> str:
+def _mean_name(choice: Predictor) -> str:
     centre = choice.posterior.model.centre
     return LinearisedMode().name if centre is not None and bool(centre.any()) else "network output"
 
