@@ -42,7 +42,8 @@ def _of_network(case: Case) -> dict:
     held = convert(network, data.train, CategoricalLikelihood(), validation=data.validation)
     ways = {
         "network": _softmax(network, data.test),
-        "temperature scaling": _temperature_scaled(network, data),
+        "temperature scaling": temperature_scaled(network, data),
+        "temperature scaling, prior": temperature_scaled(network, data, prior=True),
         "GP": gp.predict(data.test[0]).probabilities,
         "GP, validation": held.predict(data.test[0]).probabilities,
     }
@@ -97,11 +98,13 @@ def _softmax(network: nn.Module, data: Pair, temperature: float = 1.0) -> Tensor
         return torch.softmax(network(data[0]).double() / temperature, 1)
 
 
-def _temperature_scaled(network: nn.Module, data: Split) -> Tensor:
-    """The temperature with the smallest NLL on the validation set."""
+def temperature_scaled(network: nn.Module, data: Split, *, prior: bool = False) -> Tensor:
+    """With the temperature of the smallest NLL on the validation set; `prior`: log τ ~ N(0, 1), as for the GP."""
+    inputs, labels = data.validation
 
     def value(log_temperature: float) -> float:
-        return nll(_softmax(network, data.validation, exp(log_temperature)), data.validation[1])
+        own = nll(_softmax(network, data.validation, exp(log_temperature)), labels)
+        return own + 0.5 * log_temperature**2 / len(inputs) if prior else own
 
     found = minimize_scalar(value, bounds=(-3.0, 3.0), method="bounded")
     return _softmax(network, data.test, exp(found.x))

@@ -286,14 +286,14 @@ def _warnings(fit: Fitted) -> tuple[str, ...]:
 
 
 def _warn_unless_minimum(name: str, gp: GaussianProcess, relative_gradient: float) -> None:
-    """Warn if the weights are not at a minimum and a Gauss-Newton step could move an output noticeably."""
+    """Warn if the weights are not at a minimum, and the minimum of the linearised network is noticeably elsewhere."""
     bound = gp.inference.step_bound()
     if not at_minimum(relative_gradient, bound):
         warn_user(
             f"{name}: training did not reach a minimum of the loss; the gradient is {relative_gradient:.0%} of its "
-            "parts (data and prior). The GP is exact, but its mean is one Gauss-Newton step away from the network, "
-            f"which may move an output by up to {bound:.2g} posterior standard deviations. Try more restarts, a "
-            "smooth activation such as tanh, a smaller width, or a larger prior_precision; for targets without noise, "
-            "set sigma.",
+            "parts (data and prior). The GP is that of the linearised network, whose minimum may differ from the "
+            f"network by up to {bound:.2g} posterior standard deviations of an output, and the evidence that chose the "
+            "hyperparameters is less reliable. Try more restarts, a smooth activation such as tanh, a smaller width, "
+            "or a larger prior_precision; for targets without noise, set sigma.",
             ConvergenceWarning,
         )

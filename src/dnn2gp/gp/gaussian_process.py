@@ -238,7 +238,12 @@ class GaussianProcess:
         return costs(self.model)
 
     def evidence(self) -> Evidence:
-        """The log marginal likelihood of the data, by its terms."""
+        """The log marginal likelihood of the data, by its terms.
+
+        It is evaluated where the sites of this GP are: by default, at the mode of the linearised network for a
+        classifier. `tuning` has the evidences that chose δ, which for a classifier are those at the network's weights
+        unless `ByEvidence(at=LinearisedMode())` was asked for.
+        """
         return evidence(self.inference)
 
     def evidence_gradient(self) -> EvidenceGradient:

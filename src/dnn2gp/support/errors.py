@@ -67,7 +67,7 @@ EXPECTED = (
 
 
 class NotAMinimumWarning(UserWarning):
-    """The weights are not at a minimum of the loss, so the GP's mean is one Gauss-Newton step away from the network."""
+    """The weights are not at a minimum of the loss, and the linearised network has its minimum elsewhere."""
 
 
 class EvidenceWarning(UserWarning):
