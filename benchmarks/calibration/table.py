@@ -7,7 +7,7 @@ from statistics import fmean
 
 from benchmarks.calibration.measure import MINIMUM
 
-WAYS = ("network", "temperature scaling", "GP", "GP, validation")
+_RIVALS = {"temperature scaling": "plain", "temperature scaling, prior": "with a prior"}
 
 
 def page(rows: Sequence[dict]) -> str:
@@ -25,10 +25,10 @@ def page(rows: Sequence[dict]) -> str:
 
 def _ordinary(rows: Sequence[dict]) -> str:
     head = (
-        "| network | examples | network: accuracy | NLL | ECE | temperature scaling (validation): NLL | ECE | **GP**: "
-        "accuracy | NLL | ECE | **GP with validation**: NLL | ECE | mean | a | τ |"
+        "| network | examples | network: accuracy | NLL | ECE | temperature scaling (validation): NLL | ECE | with a "
+        "prior: NLL | ECE | **GP**: accuracy | NLL | ECE | **GP with validation**: NLL | ECE | mean | a | τ |"
     )
-    lines = [head, "|---|" + "---:|" * 11 + "---|---:|---:|"]
+    lines = [head, "|---|" + "---:|" * 13 + "---|---:|---:|"]
     lines += [_ordinary_line(row) for row in rows]
     cells = [f"**{_mean(rows, *key)}**" for key in _COLUMNS]
     lines.append(f"| **mean of {len(rows)}** | | {' | '.join(cells)} | | | |")
@@ -42,6 +42,8 @@ _COLUMNS = (
     ("network", "ece"),
     ("temperature scaling", "nll"),
     ("temperature scaling", "ece"),
+    ("temperature scaling, prior", "nll"),
+    ("temperature scaling, prior", "ece"),
     ("GP", "accuracy"),
     ("GP", "nll"),
     ("GP", "ece"),
@@ -73,11 +75,13 @@ def _verdicts(rows: Sequence[dict]) -> list[str]:
     return [
         f"- NLL of the GP minus that of its network: {fmean(gaps('GP', 'network', 'nll')):+.3f} on average, "
         f"{worst:+.3f} at worst; {over} of {len(rows)} are above by more than 0.05 nats.",
-        f"- NLL of the GP (no validation data) minus that of temperature scaling (validation data): "
-        f"{fmean(gaps('GP', 'temperature scaling', 'nll')):+.3f} on average.",
-        f"- NLL of the GP with validation data minus that of temperature scaling: "
-        f"{fmean(gaps('GP, validation', 'temperature scaling', 'nll')):+.3f} on average; ECE: "
-        f"{fmean(gaps('GP, validation', 'temperature scaling', 'ece')):+.3f}.",
+        *(
+            f"- NLL minus that of temperature scaling with validation data ({words}): GP without validation data "
+            f"{fmean(gaps('GP', rival, 'nll')):+.3f} on average, GP with it "
+            f"{fmean(gaps('GP, validation', rival, 'nll')):+.3f}; ECE of the latter "
+            f"{fmean(gaps('GP, validation', rival, 'ece')):+.3f}."
+            for rival, words in _RIVALS.items()
+        ),
         f"- Accuracy lost by the GP: {100 * fmean(lost):+.2f} points on average, {100 * max(lost):+.1f} at worst.",
     ]
 

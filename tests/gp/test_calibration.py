@@ -215,8 +215,8 @@ def test_conditioned_on_more_data_the_mean_moves():
         convert(network, train, CategoricalLikelihood(), 1.0, mean=NetworkOutput()).condition(more)
 
 
-def test_the_automatic_choice_takes_a_posterior():
+def test_the_automatic_choice_takes_a_linear_model():
     network, train, _, _ = _trained()
     gp = convert(network, train, CategoricalLikelihood(), 1.0, mean=GaussNewtonStep())
-    found = automatic(gp.inference, gp.likelihood)
+    found = automatic(gp.model, gp.inference.method, gp.likelihood)
     assert found.calibration == convert(network, train, CategoricalLikelihood(), 1.0).calibration

@@ -19,12 +19,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration
-from dnn2gp.gp.means import at_mode, at_network
-from dnn2gp.inference import Latent, LeftOut, Posterior
+from dnn2gp.gp.means import at_mode, at_network, matrices
+from dnn2gp.inference import Inference, Latent, LeftOut, LinearModel, Posterior
 from dnn2gp.inference.averages import averages
 from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.likelihoods import CategoricalLikelihood, ClassificationLikelihood, GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import IllConditionedError, NotAMinimumWarning, NotConvergedError, warn_user
+from dnn2gp.support.memory import holding
 from dnn2gp.weights.expansion import Expansion
 
 # Examples whose leave-one-out predictions choose the calibration, evenly spread over the data.
@@ -44,22 +45,32 @@ class Predictor:
     calibration: Calibration
 
 
-def automatic(posterior: Posterior, likelihood: Likelihood) -> Predictor:
-    """Mean and calibration from the training data, for a posterior whose sites are at the network's weights."""
-    expansion = posterior.model.expansion
+def automatic(model: LinearModel, method: Inference, likelihood: Likelihood) -> Predictor:
+    """Mean and calibration from the training data, for a linear model whose sites are at the network's weights.
+
+    The posterior there is not kept once that at the mode is known, so that there is memory for one of them.
+    """
+    expansion = model.expansion
     if expansion.quadratic:  # the mode is one exact step away, and σ is part of the evidence
-        return Predictor(posterior, NONE)
-    if expansion.targets is None:  # gradient features
-        return Predictor(at_network(posterior), NONE)
-    try:
-        mode = at_mode(posterior, likelihood, None if posterior.exact else _ROUGH)
-    except NotConvergedError as error:
-        warn_user(
-            f"{error} The GP predicts around the network, without a calibration. If you can, pass a validation set.",
-            NotAMinimumWarning,
-        )
-        return Predictor(at_network(posterior), NONE)
-    return by_leave_one_out(mode, likelihood)
+        return Predictor(method.infer(model), NONE)
+    mode = None
+    if expansion.targets is not None:  # otherwise, features are gradients
+        try:
+            mode = _mode(method.infer(model), likelihood)
+        except NotConvergedError as error:
+            warn_user(
+                f"{error} The GP predicts around the network, without a calibration. If you can, pass a validation "
+                "set.",
+                NotAMinimumWarning,
+            )
+    if mode is None:
+        return Predictor(at_network(method.infer(model)), NONE)
+    with holding(matrices(mode)):
+        return by_leave_one_out(mode, likelihood)
+
+
+def _mode(posterior: Posterior, likelihood: Likelihood) -> Posterior:
+    return at_mode(posterior, likelihood, None if posterior.exact else _ROUGH)
 
 
 def by_leave_one_out(mode: Posterior, likelihood: Likelihood) -> Predictor:

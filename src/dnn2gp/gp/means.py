@@ -6,6 +6,7 @@ import torch
 
 from dnn2gp.inference import GaussNewtonStep, LinearisedMode, Mean, NetworkOutput, Posterior, linearised_mode
 from dnn2gp.likelihoods import Likelihood
+from dnn2gp.support.memory import holding
 
 
 def with_mean(posterior: Posterior, mean: Mean, likelihood: Likelihood) -> Posterior:
@@ -35,8 +36,17 @@ def mean_of(posterior: Posterior) -> Mean:
 
 
 def at_mode(posterior: Posterior, likelihood: Likelihood, tolerance: float | None = None) -> Posterior:
-    """With the sites at the mode of the linearised network, and centred there."""
-    return posterior.method.infer(linearised_mode(posterior, likelihood, tolerance))
+    """With the sites at the mode of the linearised network, and centred there.
+
+    The memory of the given posterior is free afterwards if the caller does not keep it: `at_mode(method.infer(model))`.
+    """
+    with holding(matrices(posterior)):
+        return posterior.method.infer(linearised_mode(posterior, likelihood, tolerance))
+
+
+def matrices(posterior: Posterior) -> int:
+    """Bytes that a posterior holds: a matrix and its factor."""
+    return 2 * sum(tensor.nbytes for tensor in posterior.state().values())
 
 
 def at_network(posterior: Posterior) -> Posterior:

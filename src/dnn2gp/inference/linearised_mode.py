@@ -23,10 +23,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features import FactoredJacobian
-from dnn2gp.inference.base import Posterior
+from dnn2gp.inference.base import Inference, Posterior
 from dnn2gp.inference.linear_model import LinearModel
 from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
 from dnn2gp.support.errors import InputError, NotConvergedError
+from dnn2gp.support.memory import holding
 from dnn2gp.support.progress import bar
 from dnn2gp.weights.expansion import Expansion
 
@@ -38,6 +39,8 @@ _ITERATIONS = 300
 _HALVINGS = 40
 # A step ends where the slope of the loss is at most this share of what it was, and at most at this multiple.
 _FLAT, _LONGEST = 0.1, 1024.0
+# Matrices of the size of a posterior that exist while the next one is computed.
+_MATRICES = 3
 # Logits are divided by T while they are larger than this in the mean, and T is divided by that.
 _CERTAIN, _COOLING = 10.0, 4.0
 Product = Callable[[Float[Tensor, " P"]], Float[Tensor, " P"]]
@@ -76,8 +79,11 @@ class _Search:
     """The state of the search, in float64."""
 
     likelihood: Likelihood
-    posterior: Posterior
-    """Whose Σ̃ preconditions the conjugate gradients."""
+    linear: LinearModel
+    """The linear model at the start."""
+    posterior: Posterior | None
+    """Whose Σ̃ preconditions the conjugate gradients; none while the next one takes its place in memory."""
+    method: Inference
     jacobian: FactoredJacobian
     """J of the training data."""
     expansion: Expansion
@@ -105,13 +111,15 @@ class _Search:
                 "data. Use mean=NetworkOutput()."
             )
         features, inputs = expansion.features, expansion.inputs
-        reserve = sum(tensor.nbytes for tensor in posterior.state().values())
+        reserve = _MATRICES * sum(tensor.nbytes for tensor in posterior.state().values())
         jacobian = FactoredJacobian(features, inputs, dtype=torch.float64, reserve=reserve)
         zero = torch.zeros_like(expansion.anchor, dtype=torch.float64)
         moved = zero if expansion.moved is None else expansion.moved
         targets = expansion.targets
         targets = targets.double() if targets.is_floating_point() else targets
-        search = _Search(likelihood, posterior, jacobian, expansion, targets, moved, features.outputs(inputs).double())
+        outputs = features.outputs(inputs).double()
+        model, method = posterior.model, posterior.method
+        search = _Search(likelihood, model, posterior, method, jacobian, expansion, targets, moved, outputs)
         if expansion.moved is not None:
             search.outputs += search.push(moved)
         if isinstance(likelihood, ClassificationLikelihood):
@@ -134,14 +142,14 @@ class _Search:
 
     def prior(self, weights: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
         """V⁻¹ v."""
-        return self.posterior.model.prior.precision.matmul(weights[:, None].double())[:, 0].double()
+        return self.linear.prior.precision.matmul(weights[:, None].double())[:, 0].double()
 
     def step(self) -> None:
         """One damped Newton step."""
         residual = self.likelihood.residual(self.outputs / self.temperature, self.targets)
         root = self.likelihood.noise_precision_root(self.outputs / self.temperature, self.targets)
         root = root / self.temperature**0.5
-        centre = self.posterior.model.prior.mean.double()
+        centre = self.linear.prior.mean.double()
         gap = self.expansion.features.anchor.double() + self.moved - centre
         gradient = self.pull(residual) + self.prior(gap)
 
@@ -163,6 +171,7 @@ class _Search:
         return max(1e-9, min(0.1, self.decrement))
 
     def _precondition(self, vector: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
+        assert self.posterior is not None
         return self.posterior.covariance_matmul(vector[:, None])[:, 0]
 
     def _move(self, direction: Float[Tensor, " P"], gradient: Float[Tensor, " P"], gap: Float[Tensor, " P"]) -> float:
@@ -184,15 +193,17 @@ class _Search:
         """A posterior at the present point, once the iterations have cost as much as its factorisation."""
         expansion = self.expansion
         M, P = expansion.num_sites, expansion.features.num_weights
-        cost = self.posterior.method.cost(M, P)
+        cost = self.method.cost(M, P)
         self.spent += iterations * (4.0 * M * P + 4.0 * cost.size**2)
         if self.spent > cost.operations and self.decrement > _TOLERANCE:
-            self.posterior, self.spent = self.posterior.method.infer(self.model()), 0.0
+            self.posterior, self.spent = None, 0.0
+            with holding(self.jacobian.kept_bytes):
+                self.posterior = self.method.infer(self.model())
 
     def model(self) -> LinearModel:
         """The linear model with the sites at the present point, around which it predicts."""
         expansion = self.expansion.relinearised(self.likelihood, self.outputs, self.moved)
-        return replace(self.posterior.model, expansion=expansion, centre=self.moved)
+        return replace(self.linear, expansion=expansion, centre=self.moved)
 
 
 def line_minimum(slope: Callable[[float], float]) -> float:
