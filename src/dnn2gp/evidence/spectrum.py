@@ -38,12 +38,20 @@ class Spectrum(EvidenceFunction):
     """The evidence as a function of one c and one s."""
 
     num_precisions = 1
+    decomposition: Decomposition | None = None
+    """What it was computed from."""
 
     def __init__(
-        self, eigenvalues: Float[Tensor, " n"], log_likelihood: float, penalty: float, noise: Noise | None
+        self,
+        eigenvalues: Float[Tensor, " n"],
+        log_likelihood: float,
+        penalty: float,
+        noise: Noise | None,
+        weights: Float[Tensor, " n"] | None = None,
     ) -> None:
-        """From λ, log p(D|w), wᵀV⁻¹w, and what a Gaussian likelihood adds."""
+        """From λ, log p(D|w), wᵀV⁻¹w, and what a Gaussian likelihood adds; `weights`: how often each λ counts."""
         self.eigenvalues, self.log_likelihood, self.penalty, self.noise = eigenvalues, log_likelihood, penalty, noise
+        self.weights = torch.ones_like(eigenvalues) if weights is None else weights
         self.num_noises = 0 if noise is None else 1
 
     @staticmethod
@@ -60,7 +68,9 @@ class Spectrum(EvidenceFunction):
             moves = found.squares is not None and not at_weights
             noise = TransformedNoise.of(expansion, found) if moves else UncorrectedNoise.of(expansion)
         penalty = model.prior.squared_distance(expansion.anchor).item()
-        return Spectrum(found.eigenvalues, expansion.log_likelihood.item(), penalty, noise)
+        result = Spectrum(found.eigenvalues, expansion.log_likelihood.item(), penalty, noise, found.weights)
+        result.decomposition = found
+        return result
 
     def __call__(
         self, precision_scale: Float[Tensor, "..."] | float, noise_scale: Float[Tensor, "..."] | float = 1.0
@@ -77,10 +87,10 @@ class Spectrum(EvidenceFunction):
     def _values(self, c: Float[Tensor, "..."], s: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """The log evidence of a few pairs at once."""
         if self.noise is not None:
-            return self.noise.evidence(self.eigenvalues, self.penalty, c, s)
+            return self.noise.evidence(self, c, s)
         if bool((s != 1).any()):
             raise InputError("noise_scale: only a Gaussian likelihood has a noise level to tune. Leave it at 1.")
-        complexity = 0.5 * torch.log1p(self.eigenvalues / c[..., None]).sum(-1)
+        complexity = 0.5 * self.log_det(c)
         return self.log_likelihood - 0.5 * c * self.penalty - complexity
 
     def start(self, precision: bool, noise: bool, bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
@@ -95,14 +105,19 @@ class Spectrum(EvidenceFunction):
 
     def degrees_of_freedom(self, precision_scale: float = 1.0, noise_scale: float = 1.0) -> float:
         """γ = Σᵢ λᵢ / (λᵢ + c s²): the number of weights that the data determine."""
-        return (self.eigenvalues / (self.eigenvalues + precision_scale * noise_scale**2)).sum().item()
+        share = self.eigenvalues / (self.eigenvalues + precision_scale * noise_scale**2)
+        return (self.weights @ share).item()
+
+    def log_det(self, c: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Σᵢ log(1 + λᵢ / c)."""
+        return torch.log1p(self.eigenvalues / c[..., None]) @ self.weights
 
 
 class Noise(ABC):
     """What a Gaussian likelihood adds: the evidence with noise s σ₀."""
 
     @abstractmethod
-    def evidence(self, eigenvalues: Tensor, penalty: float, c: Float[Tensor, "*S"], s: Float[Tensor, "*S"]) -> Tensor:
+    def evidence(self, spectrum: Spectrum, c: Float[Tensor, "*S"], s: Float[Tensor, "*S"]) -> Tensor:
         """log p(D | c δ₀, s σ₀)."""
 
 
@@ -117,22 +132,21 @@ class TransformedNoise(Noise):
     """(zᵢᵀỹ)²."""
     beside: float
     """‖ỹ‖² − Σᵢ (zᵢᵀỹ)²: what no weight can explain."""
-    num_beside: int
-    """M − n."""
+    num_sites: int
+    """M."""
 
     @staticmethod
     def of(expansion: Expansion, found: Decomposition) -> TransformedNoise:
         """From the parts of ỹ along the eigenvectors."""
         assert found.squares is not None
-        beside = expansion.num_sites - len(found.eigenvalues)
-        return TransformedNoise(expansion.site_constant(), found.squares, found.beside, beside)
+        return TransformedNoise(expansion.site_constant(), found.squares, found.beside, expansion.num_sites)
 
-    def evidence(self, eigenvalues: Tensor, penalty: float, c: Float[Tensor, "*S"], s: Float[Tensor, "*S"]) -> Tensor:
+    def evidence(self, spectrum: Spectrum, c: Float[Tensor, "*S"], s: Float[Tensor, "*S"]) -> Tensor:
         """−½ Σᵢ [(zᵢᵀỹ)² / (s² + λᵢ/c) + log(s² + λᵢ/c)], with λ = 0 for the remainder."""
-        variances = s[..., None].square() + eigenvalues / c[..., None]
-        explained = (self.squares / variances + variances.log()).sum(-1)
-        unexplained = self.beside / s.square() + 2 * self.num_beside * s.log()
-        return self.constant - 0.5 * (explained + unexplained)
+        variances = s[..., None].square() + spectrum.eigenvalues / c[..., None]
+        fit = (self.squares / variances).sum(-1) + self.beside / s.square()
+        log_det = spectrum.log_det(c * s.square()) + 2 * self.num_sites * s.log()
+        return self.constant - 0.5 * (fit + log_det)
 
 
 @final
@@ -151,11 +165,10 @@ class UncorrectedNoise(Noise):
         misfit = expansion.white_residual().square().sum().item()
         return UncorrectedNoise(expansion.site_constant(), misfit, expansion.num_sites)
 
-    def evidence(self, eigenvalues: Tensor, penalty: float, c: Float[Tensor, "*S"], s: Float[Tensor, "*S"]) -> Tensor:
+    def evidence(self, spectrum: Spectrum, c: Float[Tensor, "*S"], s: Float[Tensor, "*S"]) -> Tensor:
         """log p(D|w) − ½ c wᵀV⁻¹w − ½ Σᵢ log(1 + λᵢ / (c s²))."""
-        log_det = torch.log1p(eigenvalues / (s.square() * c)[..., None]).sum(-1)
         fit = self.constant - 0.5 * self.misfit / s.square() - self.num_sites * s.log()
-        return fit - 0.5 * c * penalty - 0.5 * log_det
+        return fit - 0.5 * c * spectrum.penalty - 0.5 * spectrum.log_det(c * s.square())
 
 
 def check_plain_prior(model: LinearModel) -> Expansion:

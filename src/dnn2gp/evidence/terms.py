@@ -42,6 +42,8 @@ class Evidence:
     """Whether the loss of all data is quadratic in f (a Gaussian likelihood)."""
     of_step: bool = False
     """Whether it is that of a training step, whose anchor is not a minimum."""
+    error: float = 0.0
+    """The standard error of `complexity`, and so of the evidence; 0 if inference is exact."""
 
     @property
     def laplace(self) -> float:
@@ -65,7 +67,8 @@ class Evidence:
         """The terms and their sum."""
         terms = f"{self.log_likelihood:.2f} fit − {self.prior_penalty:.2f} prior − {self.complexity:.2f} complexity"
         correction = f" + {self.correction:.2f} correction" if self.quadratic or self.of_step else ""
-        return f"log evidence {self.value:.2f} = {terms}{correction}"
+        error = f" ± {self.error:.2g}" if self.error else ""
+        return f"log evidence {self.value:.2f}{error} = {terms}{correction}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +102,8 @@ def evidence(posterior: Posterior) -> Evidence:
         linear = model.expansion.site_constant() - complexity - 0.5 * posterior.least_squares[1]
     else:
         linear = log_likelihood - penalty - complexity + 0.5 * (model.gradient @ posterior.step).item()
-    found = Evidence(log_likelihood, penalty, complexity, linear, model.expansion.quadratic, model.of_step)
+    error = 0.5 * posterior.log_det_error
+    found = Evidence(log_likelihood, penalty, complexity, linear, model.expansion.quadratic, model.of_step, error)
     if not isfinite(found.linear_model):
         raise NotFiniteError(f"The {found} is not finite. Use float64, or a larger prior precision δ or noise σ.")
     return found

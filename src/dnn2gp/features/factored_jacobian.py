@@ -181,6 +181,13 @@ class FactoredJacobian:
         pulled = self.features.vjp(self.inputs, mixed)
         return self.precision.whiten(pulled.T.to(self.dtype)).T
 
+    def curvature(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
+        """ΦᵀΦ v, one chunk after the other, so that factors that are not kept are computed only once."""
+        total = torch.zeros(vectors.shape, dtype=self.dtype, device=self.device)
+        for _, block in self.blocks("curvature of the data"):
+            total += block.pull(block.push(vectors))
+        return total
+
     def joined(self, other: FactoredJacobian) -> KeptFactors | None:
         """The kept factors of both data sets with the same V, if both are kept."""
         if self._kept is None or other._kept is None:

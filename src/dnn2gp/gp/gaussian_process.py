@@ -185,7 +185,7 @@ class GaussianProcess:
     @torch.inference_mode(False)
     def condition(self, data: object, likelihood: Likelihood | None = None) -> GaussianProcess:
         """The GP given more data, without retraining: p(f | D̃, D̃') with D̃' expanded at the same weights."""
-        if not self.inference.exact:
+        if not self.inference.solves:
             raise InputError(
                 f"condition: expected an exact posterior; got a {self.inference.description}, whose mean new targets "
                 "would not move. Convert with structure=Dense()."

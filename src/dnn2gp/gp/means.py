@@ -17,7 +17,7 @@ def with_mean(posterior: Posterior, mean: Mean, likelihood: Likelihood) -> Poste
         found = at_mode(posterior, likelihood) if mean.sites_at_mode else posterior
         return at_network(found)
     assert isinstance(mean, LinearisedMode)
-    if posterior.exact and posterior.model.expansion.quadratic:  # one step is exact, and keeps more digits
+    if posterior.solves and posterior.model.expansion.quadratic:  # one step is exact, and keeps more digits
         return posterior
     return at_mode(posterior, likelihood)
 
@@ -25,7 +25,7 @@ def with_mean(posterior: Posterior, mean: Mean, likelihood: Likelihood) -> Poste
 def mean_of(posterior: Posterior) -> Mean:
     """Which function the predictions of a posterior are centred at."""
     expansion, centre = posterior.model.expansion, posterior.model.centre
-    if centre is None and not posterior.exact:  # an approximation takes no step
+    if centre is None and not posterior.solves:  # an approximation takes no step
         return NetworkOutput()
     if centre is None:
         return LinearisedMode() if expansion.quadratic and not posterior.model.of_step else GaussNewtonStep()

@@ -10,6 +10,7 @@ from dnn2gp.inference.calibration import Calibration
 from dnn2gp.inference.choice import choose, costs
 from dnn2gp.inference.evidence_parts import Decomposition, GroupedTerms, Groups
 from dnn2gp.inference.function_space import FunctionSpace
+from dnn2gp.inference.iterative import Iterative
 from dnn2gp.inference.kernel import Kernel
 from dnn2gp.inference.leave_one_out import LeftOut, left_out
 from dnn2gp.inference.linear_model import LinearModel
@@ -28,6 +29,7 @@ __all__ = [
     "GroupedTerms",
     "Groups",
     "Inference",
+    "Iterative",
     "Kernel",
     "Latent",
     "LeftOut",

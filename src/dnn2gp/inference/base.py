@@ -67,6 +67,14 @@ class Inference(Choice):
     def restored(self, model: LinearModel, state: dict[str, Tensor]) -> Posterior:
         """The posterior with this `Posterior.state`, without computing anything again."""
 
+    def infer_scaled(self, model: LinearModel, known: Decomposition, factor: float) -> Posterior:
+        """The posterior of a model whose ΦᵀΦ is `factor` times that of a known decomposition, which may help."""
+        return self.infer(model)
+
+    def rough(self, model: LinearModel) -> Posterior:
+        """A posterior whose `precondition` is all that is needed; by default, the posterior itself."""
+        return self.infer(model)
+
     def with_structure(self, structure: Structure) -> Inference:
         """The same inference with a posterior precision of this structure."""
         if structure != Dense():
@@ -112,9 +120,23 @@ class Posterior(ABC):
         return True
 
     @property
+    def solves(self) -> bool:
+        """Whether `covariance_matmul` is that of the linear model, so that the mean is known exactly."""
+        return self.exact
+
+    @property
     def moves(self) -> bool:
         """Whether the mean is one Gauss-Newton step away from the anchor, rather than at the centre of the model."""
-        return self.exact and self.model.centre is None
+        return self.solves and self.model.centre is None
+
+    @property
+    def log_det_error(self) -> float:
+        """The standard error of `log_det_ratio`; zero if it is exact."""
+        return 0.0
+
+    def precondition(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
+        """Σ̃ v, or something near it that is cheaper."""
+        return self.covariance_matmul(vectors)
 
     @abstractmethod
     def covariance_matmul(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:

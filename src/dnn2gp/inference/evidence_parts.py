@@ -33,6 +33,10 @@ class Decomposition:
     """(zᵢᵀỹ)² for a Gaussian likelihood; None for any other, and where the posterior mean stays at the anchor."""
     beside: float = 0.0
     """‖ỹ‖² − Σᵢ (zᵢᵀỹ)²: what no weight can explain. Zero if n = M."""
+    weights: Float[Tensor, " n"] | None = None
+    """How often each λᵢ counts, if they are the nodes of a quadrature; once, if they are eigenvalues."""
+    basis: object = None
+    """What `Inference.infer_scaled` can use again."""
 
 
 @final

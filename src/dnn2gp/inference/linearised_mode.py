@@ -112,7 +112,8 @@ class _Search:
             )
         features, inputs = expansion.features, expansion.inputs
         reserve = _MATRICES * sum(tensor.nbytes for tensor in posterior.state().values())
-        jacobian = FactoredJacobian(features, inputs, dtype=torch.float64, reserve=reserve)
+        dtype = torch.float64 if posterior.exact or not posterior.solves else expansion.anchor.dtype
+        jacobian = FactoredJacobian(features, inputs, dtype=dtype, reserve=reserve)
         zero = torch.zeros_like(expansion.anchor, dtype=torch.float64)
         moved = zero if expansion.moved is None else expansion.moved
         targets = expansion.targets
@@ -130,15 +131,17 @@ class _Search:
     def rounding(self) -> float:
         """Steps below this are rounding: where J does not fit into memory, products with it have its dtype."""
         single = self.expansion.features.anchor.dtype != torch.float64
-        return _SINGLE if single and not self.jacobian.kept() else 0.0
+        narrow = self.jacobian.dtype != torch.float64 or not self.jacobian.kept()
+        return _SINGLE if single and narrow else 0.0
 
     def push(self, weights: Float[Tensor, " P"]) -> Float[Tensor, "N K"]:
         """J t."""
-        return self.jacobian.push(weights[:, None]).reshape(self.jacobian.num_examples, -1)
+        pushed = self.jacobian.push(weights[:, None].to(self.jacobian.dtype))
+        return pushed.reshape(self.jacobian.num_examples, -1).double()
 
     def pull(self, sites: Float[Tensor, "N K"]) -> Float[Tensor, " P"]:
         """Jᵀ u."""
-        return self.jacobian.pull(sites.reshape(-1, 1))[:, 0]
+        return self.jacobian.pull(sites.reshape(-1, 1).to(self.jacobian.dtype))[:, 0].double()
 
     def prior(self, weights: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
         """V⁻¹ v."""
@@ -172,7 +175,7 @@ class _Search:
 
     def _precondition(self, vector: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
         assert self.posterior is not None
-        return self.posterior.covariance_matmul(vector[:, None])[:, 0]
+        return self.posterior.precondition(vector[:, None])[:, 0]
 
     def _move(self, direction: Float[Tensor, " P"], gradient: Float[Tensor, " P"], gap: Float[Tensor, " P"]) -> float:
         """Go along the direction to where the loss is smallest; where it changes by rounding only, the whole step."""
@@ -198,7 +201,7 @@ class _Search:
         if self.spent > cost.operations and self.decrement > _TOLERANCE:
             self.posterior, self.spent = None, 0.0
             with holding(self.jacobian.kept_bytes):
-                self.posterior = self.method.infer(self.model())
+                self.posterior = self.method.rough(self.model())
 
     def model(self) -> LinearModel:
         """The linear model with the sites at the present point, around which it predicts."""

@@ -37,7 +37,7 @@ class ByCautiousEvidence(Ranking):
 
     def score(self, gp: GaussianProcess) -> float:
         evidence = gp.evidence()
-        gain = evidence.correction if gp.inference.exact else 0.5 * gp.inference.step_bound() ** 2
+        gain = evidence.correction if gp.inference.solves else 0.5 * gp.inference.step_bound() ** 2
         return evidence.laplace - gain
 
 

@@ -1,0 +1,160 @@
+"""Iterative(): inference for sizes at which no matrix of the weights or of the data fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dnn2gp.inference.base import Cost, Inference
+from dnn2gp.inference.evidence_parts import Decomposition
+from dnn2gp.inference.iterative.basis import Basis
+from dnn2gp.inference.iterative.curvature import Curvature
+from dnn2gp.inference.iterative.posterior import IterativePosterior
+from dnn2gp.inference.iterative.report import Report
+from dnn2gp.inference.iterative.samples import Nystrom, Samples
+from dnn2gp.inference.linear_model import LinearModel
+from dnn2gp.support.errors import InputError
+from dnn2gp.support.memory import require
+from dnn2gp.support.numbers import whole_number
+
+# Columns that are multiplied with the curvature at a time while the basis grows, and how often that must happen: with
+# fewer rounds, the quadrature of the spectrum is not accurate.
+_BLOCK, _ROUNDS = 64, 8
+# Conjugate gradients end at this relative residual: the error that it leaves is far below that of the samples.
+_RESIDUAL = 0.07
+# The first samples, which tell how many are needed.
+_FIRST = 16
+
+
+@final
+@dataclass(frozen=True)
+class Iterative(Inference):
+    """Σ̃ from a low-rank basis of the curvature, corrected by samples that conjugate gradients find.
+
+    Only products with ΦᵀΦ are computed: memory grows with P (rank + 2 samples), and time with the number of passes over
+    the data. Every answer comes with its error.
+    """
+
+    name = "iterative"
+
+    rank: int = 512
+    """Columns of the basis."""
+    samples: int = 64
+    """The largest number of pairs of coupled samples."""
+    tolerance: float = 0.05
+    """The relative standard deviation of predictive variances at which no more samples are drawn."""
+    max_iterations: int = 20
+    """The most iterations of conjugate gradients for a sample."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "samples", "max_iterations"):
+            whole_number(name, getattr(self, name))
+        whole_number("seed", self.seed, least=0)
+        if not 0 < self.tolerance < 1:
+            raise InputError(f"tolerance: expected a number between 0 and 1, e.g. 0.05; got {self.tolerance!r}.")
+
+    def cost(self, num_sites: int, num_weights: int) -> Cost:
+        """4 M P operations for each column of the basis, and for each iteration of each sample."""
+        rank = min(self.rank, num_weights)
+        columns = rank + self.samples * self.max_iterations / 2
+        return Cost(self.name, rank, 4.0 * num_sites * num_weights * columns, self._bytes(num_weights, 4))
+
+    def decomposition(self, model: LinearModel) -> Decomposition:
+        """Ritz values of ΦᵀΦ with their weights, by block Gauss quadrature."""
+        curvature = self._curvature(model)
+        basis, outputs = self._basis(curvature, model)
+        nodes, weights = basis.quadrature()
+        if outputs is None:
+            return Decomposition(nodes, weights=weights, basis=basis)
+        squares = torch.where(nodes > 0, basis.along_first() / nodes.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+        beside = max(0.0, outputs - squares.sum().item())
+        return Decomposition(nodes, squares, beside, weights, basis)
+
+    def infer(self, model: LinearModel) -> IterativePosterior:
+        return self._infer(model, None)
+
+    def infer_scaled(self, model: LinearModel, known: Decomposition, factor: float) -> IterativePosterior:
+        """With the basis that the evidence has computed already, for `factor` times its ΦᵀΦ."""
+        assert isinstance(known.basis, Basis)
+        return self._infer(model, known.basis.scaled(factor))
+
+    def rough(self, model: LinearModel) -> IterativePosterior:
+        """Without samples: a preconditioner."""
+        curvature = self._curvature(model)
+        nystrom = Nystrom.of(self._basis(curvature, model)[0])
+        return IterativePosterior(self, model, nystrom, Samples.none(nystrom.root), curvature)
+
+    def restored(self, model: LinearModel, state: dict[str, Tensor]) -> IterativePosterior:
+        return IterativePosterior.restored(self, model, state)
+
+    def _infer(self, model: LinearModel, basis: Basis | None) -> IterativePosterior:
+        begin, curvature = perf_counter(), self._curvature(model)
+        basis = self._basis(curvature, model)[0] if basis is None else basis
+        nystrom, generator = Nystrom.of(basis), self._generator(model, 1)
+
+        def draw(count: int) -> Samples:
+            return Samples.draw(curvature, basis, nystrom, count, generator, _RESIDUAL, self.max_iterations)
+
+        found = IterativePosterior(self, model, nystrom, draw(min(_FIRST, self.samples)), curvature)
+        error = found.looked_at()
+        needed = min(self.samples, found.samples_needed(error, self.tolerance))
+        if needed > found.num_samples:
+            found = found.with_samples(found.samples.joined(draw(needed - found.num_samples)))
+            error = found.looked_at()
+        found.facts = self._report(found, basis, error, perf_counter() - begin)
+        return found
+
+    def _report(self, found: IterativePosterior, basis: Basis, error: float, seconds: float) -> Report:
+        samples, curvature = found.samples, found.curvature
+        log_det, log_det_error = found.nystrom.log_det, samples.log_det()
+        return Report(
+            rank=basis.rank,
+            samples=found.num_samples,
+            iterations=samples.iterations,
+            residual=samples.residual,
+            effective_dimension=found.nystrom.effective + samples.differences.square().sum().item() / found.num_samples,
+            log_det=log_det + log_det_error[0],
+            log_det_error=log_det_error[1],
+            covariance_error=error,
+            tolerance=self.tolerance,
+            passes=curvature.passes,
+            columns=curvature.columns,
+            seconds=seconds,
+            bytes=sum(tensor.nbytes for tensor in (found.nystrom.root, samples.own, samples.differences)),
+        )
+
+    def _basis(self, curvature: Curvature, model: LinearModel) -> tuple[Basis, float | None]:
+        """A basis from random columns; for a Gaussian likelihood, also from Φᵀỹ, with ‖ỹ‖²."""
+        size = curvature.num_weights
+        width = max(1, min(_BLOCK, min(self.rank, size) // _ROUNDS))
+        start = curvature.random((size, width), self._generator(model, 0))
+        if not model.expansion.quadratic or width == 1:
+            return Basis.of(curvature.matmul, start, self.rank, width), None
+        outputs = model.white_outputs(curvature.sites).to(start.dtype)[:, None]
+        start[:, 0] = curvature.pull(outputs)[:, 0]
+        return Basis.of(curvature.matmul, start, self.rank, width - 1), outputs.double().square().sum().item()
+
+    def _curvature(self, model: LinearModel) -> Curvature:
+        anchor, features = model.expansion.anchor, model.expansion.features
+        needed = self._bytes(len(anchor), anchor.element_size())
+        require(
+            needed,
+            features.budget(),
+            f"A basis of rank {min(self.rank, len(anchor))} and {self.samples} samples of {len(anchor)} weights",
+            "Use a smaller rank or fewer samples, e.g. Iterative(rank=128, samples=32).",
+        )
+        return Curvature(model, needed)
+
+    def _bytes(self, num_weights: int, itemsize: int) -> int:
+        """The basis with its rotation, and the samples with their residuals, directions and images."""
+        rank = min(self.rank, num_weights)
+        return itemsize * num_weights * (2 * rank + 2 * _BLOCK + 8 * self.samples)
+
+    def _generator(self, model: LinearModel, stream: int) -> torch.Generator:
+        generator = torch.Generator(device=model.expansion.anchor.device)
+        return generator.manual_seed(2 * self.seed + stream)

@@ -1,0 +1,59 @@
+"""ΦᵀΦ of the training data as a product with vectors, and a count of the passes over the data that were needed."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.features import FactoredJacobian
+from dnn2gp.inference.linear_model import LinearModel
+
+
+@final
+class Curvature:
+    """Φ = SᵀJ V^{½} of a linear model, in the dtype of its network."""
+
+    def __init__(self, model: LinearModel, reserve: int = 0) -> None:
+        """`reserve` bytes of the memory budget are left to the caller."""
+        expansion, precision = model.expansion, model.prior.precision
+        self.dtype = expansion.anchor.dtype
+        self.sites = FactoredJacobian(
+            expansion.features, expansion.inputs, expansion.root, precision, self.dtype, reserve=reserve
+        )
+        self.passes = self.columns = 0
+
+    @property
+    def num_weights(self) -> int:
+        """P."""
+        return self.sites.shape[1]
+
+    def matmul(self, vectors: Float[Tensor, "P s"]) -> Float[Tensor, "P s"]:
+        """ΦᵀΦ v."""
+        self._count(vectors)
+        return self.sites.curvature(vectors.to(self.dtype))
+
+    def shifted(self, vectors: Float[Tensor, "P s"]) -> Float[Tensor, "P s"]:
+        """A v = (I + ΦᵀΦ) v."""
+        return self.matmul(vectors).add_(vectors)
+
+    def pull(self, sites: Float[Tensor, "M s"]) -> Float[Tensor, "P s"]:
+        """Φᵀ u."""
+        self._count(sites)
+        return self.sites.pull(sites.to(self.dtype))
+
+    def push(self, vectors: Float[Tensor, "P s"]) -> Float[Tensor, "M s"]:
+        """Φ v."""
+        self._count(vectors)
+        return self.sites.push(vectors.to(self.dtype))
+
+    def random(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """ε ~ N(0, I), in the dtype of the products."""
+        like = self.sites.features.anchor
+        return torch.randn(shape, generator=generator, dtype=self.dtype, device=like.device)
+
+    def _count(self, vectors: Tensor) -> None:
+        self.passes += 1
+        self.columns += vectors.shape[1]

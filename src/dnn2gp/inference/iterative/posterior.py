@@ -1,0 +1,211 @@
+"""The posterior of an iterative inference: Z of Â⁻¹ = I − Z Zᵀ, and coupled samples of A⁻¹ and Â⁻¹."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.features import Factors, FeatureMap
+from dnn2gp.features.budget.plan import Work
+from dnn2gp.inference.base import Posterior
+from dnn2gp.inference.iterative.coupled import Estimate, estimate
+from dnn2gp.inference.iterative.curvature import Curvature
+from dnn2gp.inference.iterative.report import Report
+from dnn2gp.inference.iterative.samples import Nystrom, Samples
+from dnn2gp.inference.iterative.solve import solve
+from dnn2gp.inference.linear_model import LinearModel
+from dnn2gp.network.inputs import Inputs, num_examples, take
+from dnn2gp.support.errors import InputError, NotConvergedError
+from dnn2gp.support.memory import chunks
+from dnn2gp.weights.expansion import Expansion
+
+if TYPE_CHECKING:
+    from dnn2gp.inference.iterative.choice import Iterative
+
+# Training inputs at which the error is looked at.
+_LOOKED_AT = 64
+# Few samples estimate their own error poorly: it is stated larger by this factor up to this number of them.
+_FEW, _MORE = 32, 1.25
+# A solve for the mean may take this multiple of the iterations of a sample, and moves no output by more than this
+# number of posterior standard deviations.
+_PATIENCE, _EXACT = 20, 1e-3
+
+
+@final
+class IterativePosterior(Posterior):
+    """N(μ, Σ̃) with Σ̃ = V^{½} A⁻¹ V^{½}, A = I + ΦᵀΦ."""
+
+    facts: Report | None = None
+    """What the inference did; None for a preconditioner."""
+
+    def __init__(
+        self, method: Iterative, model: LinearModel, nystrom: Nystrom, samples: Samples, curvature: Curvature
+    ) -> None:
+        """Â and the samples, in the coordinates in which the prior is N(0, I)."""
+        self.method, self.model = method, model
+        self.nystrom, self.samples, self.curvature = nystrom, samples, curvature
+        self.prior_precision = model.prior.precision
+
+    @property
+    def description(self) -> str:
+        error = "" if self.facts is None else f", variances ± {self.facts.covariance_error:.1%}"
+        return f"{self.name} posterior (rank {self.nystrom.root.shape[1]}, {self.num_samples} samples{error})"
+
+    @property
+    def exact(self) -> bool:
+        return False
+
+    @property
+    def solves(self) -> bool:
+        return True
+
+    @property
+    def num_samples(self) -> int:
+        """S."""
+        return self.samples.own.shape[1]
+
+    def report(self) -> Report:
+        """Rank, iterations, residuals, effective dimension, errors, time, passes and memory."""
+        assert self.facts is not None
+        return self.facts
+
+    @staticmethod
+    def restored(method: Iterative, model: LinearModel, state: dict[str, Tensor]) -> IterativePosterior:
+        """From `state`."""
+        facts = Report.restored(state["report"])
+        samples = Samples(
+            state["samples"], state["differences"], state["report"][:0], facts.residual, facts.iterations
+        )
+        found = IterativePosterior(method, model, Nystrom.restored(state["root"]), samples, Curvature(model))
+        found.facts = facts
+        if "step" in state:
+            found.step = state["step"]
+        return found
+
+    def precondition(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
+        """V^{½} Â⁻¹ V^{½} v, without a pass over the data."""
+        white = self.prior_precision.whiten(vectors.to(self.curvature.dtype).T).T
+        return self.prior_precision.unwhiten(self.nystrom.solve(white)).double()
+
+    def covariance_matmul(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
+        """Σ̃ v by conjugate gradients, so accurately that no output moves by more than 0.001 posterior deviations."""
+        white = self.prior_precision.whiten(vectors.to(self.curvature.dtype).T).T
+        size = (white * self.nystrom.solve(white)).sum(0).max().clamp(min=0).sqrt().item()
+        rounding = 10 * torch.finfo(white.dtype).eps
+        accuracy = max(rounding, min(0.1, _EXACT / max(size, rounding)))
+        found = solve(self.curvature.shifted, white, self.nystrom.solve, accuracy, self._patience, "posterior mean")
+        if bool((found.residuals > 10 * accuracy).any()):
+            raise NotConvergedError(
+                f"The system for the posterior mean was solved to {found.residuals.max().item():.1g} instead of "
+                f"{accuracy:.1g} in {self._patience} iterations. Use a larger rank (it is {self.method.rank}), or a "
+                "larger prior precision δ or noise σ."
+            )
+        return self.prior_precision.unwhiten(found.solution).double()
+
+    @property
+    def _patience(self) -> int:
+        return _PATIENCE * self.method.max_iterations
+
+    def covariance(self, features: FeatureMap, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
+        """J(x) Σ̃ J(x')ᵀ from the samples, rescaled at each input so that its own block is that of `marginal`."""
+        left = self._rescaled(features, inputs)
+        right = left if other is None else self._rescaled(features, other)
+        return torch.einsum("nks,mls->nkml", left, right)
+
+    def _rescaled(self, features: FeatureMap, inputs: Inputs) -> Float[Tensor, "N K S"]:
+        """Jθ / √S, multiplied by V^{½} Ŝ^{−½} of each input."""
+        found = []
+        for part in chunks(num_examples(inputs), self.chunk(features, inputs)):
+            wide = features.factors(take(inputs, part)).to(torch.float64)
+            pushed = self._pushed(wide, self.samples.own) / self.num_samples**0.5
+            root = torch.linalg.cholesky(self.estimate(wide).covariance)
+            own = torch.linalg.cholesky(pushed @ pushed.mT)
+            found.append(root @ torch.linalg.solve_triangular(own, pushed, upper=False))
+        return torch.cat(found)
+
+    def marginal(self, factors: Factors) -> Float[Tensor, "n K K"]:
+        return self.estimate(factors).covariance
+
+    def estimate(self, factors: Factors) -> Estimate:
+        """J Σ̃ Jᵀ of each example by the coupled samples, with its error."""
+        wide = factors.to(torch.float64)
+        explained = self._pushed(wide, self.nystrom.root)
+        total = self.prior_precision.double().marginal(wide) - explained @ explained.mT
+        found = estimate(total, self._pushed(wide, self.samples.own), self._pushed(wide, self.samples.differences))
+        inflation = _MORE if self.num_samples <= _FEW else 1.0
+        return Estimate(found.covariance, inflation * found.error)
+
+    def _pushed(self, factors: Factors, white: Float[Tensor, "P s"]) -> Float[Tensor, "n K s"]:
+        return factors.push(self.prior_precision.unwhiten(white).double())
+
+    def chunk(self, features: FeatureMap, inputs: Inputs) -> int:
+        """Counts the products with the basis and the samples, and a few K × K matrices of each input."""
+
+        def used(factors: Factors) -> object:
+            wide = factors.to(torch.float64)
+            columns = self.nystrom.root, self.samples.own, self.samples.differences
+            return self.prior_precision.double().marginal(wide), [self._pushed(wide, each) for each in columns]
+
+        K, count = features.num_outputs, num_examples(inputs)
+        work = Work("The predictive variance", used, (type(self), self.nystrom.root.shape[1], self.num_samples))
+        return features.chunk(inputs, work=work, fixed=2 * 8 * count * K * (K + 2), extra=20 * 8 * K**2)
+
+    def looked_at(self) -> float:
+        """The median relative standard deviation of the predictive variances of some training inputs."""
+        expansion = self.model.expansion
+        count = min(_LOOKED_AT, expansion.num_examples)
+        index = torch.linspace(0, expansion.num_examples - 1, count).round().long()
+        factors = expansion.features.factors(take(expansion.inputs, index))
+        return self.estimate(factors).error.median().item()
+
+    def samples_needed(self, error: float, tolerance: float) -> int:
+        """How many samples bring this error below the tolerance: it decreases with their root."""
+        inflated = _MORE if self.num_samples <= _FEW else 1.0
+        return max(self.num_samples, ceil(self.num_samples * (error / inflated / tolerance) ** 2))
+
+    def with_samples(self, samples: Samples) -> IterativePosterior:
+        """With other samples."""
+        return IterativePosterior(self.method, self.model, self.nystrom, samples, self.curvature)
+
+    def log_det_ratio(self) -> Float[Tensor, ""]:
+        return torch.tensor(self.report().log_det, dtype=torch.float64)
+
+    @property
+    def log_det_error(self) -> float:
+        return self.report().log_det_error
+
+    def weight_variances(self) -> Float[Tensor, " P"]:
+        """Each weight on its own by the coupled samples."""
+        total = 1 - self.nystrom.root.double().square().sum(1)
+        own, other = (each.double()[:, None] for each in (self.samples.own, self.samples.differences))
+        white = estimate(total[:, None, None], own, other).covariance[:, 0, 0]
+        return white * self.prior_precision.inverse_diagonal().double()
+
+    def sample_weights(self, num_samples: int, generator: torch.Generator | None) -> Float[Tensor, "S P"]:
+        """w = μ ± V^{½} θ, for some of the samples with random signs."""
+        if num_samples > self.num_samples:
+            raise InputError(
+                f"num_samples: this posterior has {self.num_samples} samples of the weights; got {num_samples}. Convert "
+                f"with Iterative(samples={num_samples}, tolerance=1e-6)."
+            )
+        signs = torch.randint(0, 2, (num_samples,), generator=generator, device=self.mean.device) * 2 - 1
+        order = torch.randperm(self.num_samples, generator=generator, device=self.mean.device)[:num_samples]
+        moves = self.prior_precision.unwhiten(self.samples.own[:, order]).double() * signs
+        return (self.mean.double()[:, None] + moves).T.to(self.mean.dtype)
+
+    def conditioned(self, expansion: Expansion) -> Posterior:
+        joined = self.model.expansion.joined(expansion)
+        return self.method.infer(LinearModel(joined, self.model.prior, self.model.of_step, self.model.centre))
+
+    def state(self) -> dict[str, Tensor]:
+        state = {
+            "root": self.nystrom.root,
+            "samples": self.samples.own,
+            "differences": self.samples.differences,
+            "report": self.report().state(),
+        }
+        return state | {"step": self.step} if self.moves else state

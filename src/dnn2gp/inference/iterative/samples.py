@@ -1,0 +1,119 @@
+"""Coupled samples: θ ~ N(0, A⁻¹) by conjugate gradients, and θ̂ ~ N(0, Â⁻¹) from the same noise without any pass.
+
+With A = I + ΦᵀΦ, the Nyström approximation Â = I + Ĝ of `basis.py`, and ζ, ε ~ N(0, I),
+
+    A θ = ζ + Φᵀε ,        Â θ̂ = ζ + GQ (QᵀGQ)⁻¹ Qᵀ Φᵀε .
+
+Then Cov(θ̂, θ) = A⁻¹, so that η = θ̂ − θ is independent of θ and Cov(η) = Â⁻¹ − A⁻¹. θ is found by conjugate gradients
+that are preconditioned with Â; their coefficients give log |A| as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dnn2gp.inference.iterative.basis import Basis
+from dnn2gp.inference.iterative.curvature import Curvature
+from dnn2gp.inference.iterative.solve import Solution, solve
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Nystrom:
+    """Â⁻¹ = I − Z Zᵀ, with Z = Q⁺ U diag(λ / (1 + λ))^{½} of Ĝ = Q⁺ U diag(λ) Uᵀ Q⁺ᵀ."""
+
+    root: Float[Tensor, "P k"]
+    """Z."""
+    log_det: float
+    """log |Â|."""
+    effective: float
+    """tr Ĝ Â⁻¹, the part of the effective dimension that the basis has found."""
+
+    @staticmethod
+    def of(basis: Basis) -> Nystrom:
+        """From the basis; its vectors are not kept."""
+        values, vectors = basis.nystrom
+        small = vectors * (values / (1 + values)).sqrt()
+        root = basis.vectors @ small.to(basis.vectors.dtype)
+        return Nystrom(root, torch.log1p(values).sum().item(), (values / (1 + values)).sum().item())
+
+    @staticmethod
+    def restored(root: Float[Tensor, "P k"]) -> Nystrom:
+        """From Z alone, with log |Â| = −log |I − ZᵀZ|."""
+        small = root.double().T @ root.double()
+        eye = torch.eye(len(small), dtype=small.dtype, device=small.device)
+        return Nystrom(root, -torch.linalg.slogdet(eye - small).logabsdet.item(), small.trace().item())
+
+    def solve(self, vectors: Float[Tensor, "P s"]) -> Float[Tensor, "P s"]:
+        """Â⁻¹ v."""
+        return torch.addmm(vectors, self.root, self.root.T @ vectors, alpha=-1)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """θ and η = θ̂ − θ, and how they were found."""
+
+    own: Float[Tensor, "P S"]
+    """θ."""
+    differences: Float[Tensor, "P S"]
+    """η."""
+    log_dets: Float[Tensor, " S"]
+    """An unbiased estimate of log |Â^{−½} A Â^{−½}| from each sample."""
+    residual: float
+    """The largest residual that conjugate gradients left, relative to the right-hand side."""
+    iterations: int
+
+    @staticmethod
+    def draw(
+        curvature: Curvature,
+        basis: Basis,
+        nystrom: Nystrom,
+        count: int,
+        generator: torch.Generator,
+        accuracy: float,
+        max_iterations: int,
+    ) -> Samples:
+        """So many of them."""
+        prior = curvature.random((curvature.num_weights, count), generator)
+        pulled = curvature.pull(curvature.random((curvature.sites.num_rows, count), generator))
+        found = solve(curvature.shifted, prior + pulled, nystrom.solve, accuracy, max_iterations, "samples")
+        differences = nystrom.solve(prior + basis.projected(pulled)) - found.solution
+        return Samples(
+            found.solution,
+            differences,
+            log_det_estimates(found),
+            found.residuals.max().item(),
+            int(found.iterations.max()),
+        )
+
+    @staticmethod
+    def none(like: Float[Tensor, "P k"]) -> Samples:
+        """No samples."""
+        return Samples(like[:, :0], like[:, :0], like.new_zeros(0, dtype=torch.float64), 0.0, 0)
+
+    def log_det(self) -> tuple[float, float]:
+        """log |Â^{−½} A Â^{−½}|, and its standard error."""
+        count = len(self.log_dets)
+        error = self.log_dets.std().item() / count**0.5 if count > 1 else float("inf")
+        return self.log_dets.mean().item(), error
+
+    def joined(self, other: Samples) -> Samples:
+        """These and others."""
+        return Samples(
+            torch.cat([self.own, other.own], 1),
+            torch.cat([self.differences, other.differences], 1),
+            torch.cat([self.log_dets, other.log_dets]),
+            max(self.residual, other.residual),
+            max(self.iterations, other.iterations),
+        )
+
+
+def log_det_estimates(found: Solution) -> Float[Tensor, " S"]:
+    """tr log H from each right-hand side b ~ N(0, A), with H = Â^{−½} A Â^{−½}: b̃ᵀ H⁻¹ log(H) b̃, b̃ = Â^{−½}b ~ N(0, H)."""
+    return found.quadrature(lambda values: values.log() / values)
