@@ -19,8 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration
-from dnn2gp.gp.means import at_mode, at_network, matrices
-from dnn2gp.inference import Inference, Latent, LeftOut, LinearModel, Posterior
+from dnn2gp.gp.means import at_mode, at_network
+from dnn2gp.inference import Decomposition, Inference, Latent, LeftOut, LinearModel, Posterior, left_out
 from dnn2gp.inference.averages import averages
 from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.likelihoods import CategoricalLikelihood, ClassificationLikelihood, GaussianLikelihood, Likelihood
@@ -45,18 +45,20 @@ class Predictor:
     calibration: Calibration
 
 
-def automatic(model: LinearModel, method: Inference, likelihood: Likelihood) -> Predictor:
+def automatic(
+    model: LinearModel, method: Inference, likelihood: Likelihood, known: Decomposition | None = None
+) -> Predictor:
     """Mean and calibration from the training data, for a linear model whose sites are at the network's weights.
 
     The posterior there is not kept once that at the mode is known, so that there is memory for one of them.
     """
     expansion = model.expansion
     if expansion.quadratic:  # the mode is one exact step away, and σ is part of the evidence
-        return Predictor(method.infer(model), NONE)
+        return Predictor(method.infer_after(model, known), NONE)
     mode = None
     if expansion.targets is not None:  # otherwise, features are gradients
         try:
-            mode = _mode(method.infer(model), likelihood)
+            mode = _mode(method.rough(model, known), likelihood)
         except NotConvergedError as error:
             warn_user(
                 f"{error} The GP predicts around the network, without a calibration. If you can, pass a validation "
@@ -64,8 +66,8 @@ def automatic(model: LinearModel, method: Inference, likelihood: Likelihood) -> 
                 NotAMinimumWarning,
             )
     if mode is None:
-        return Predictor(at_network(method.infer(model)), NONE)
-    with holding(matrices(mode)):
+        return Predictor(at_network(method.infer_after(model, known)), NONE)
+    with holding(mode.bytes):
         return by_leave_one_out(mode, likelihood)
 
 
@@ -115,7 +117,7 @@ class _LeaveOneOut:
         few, own = _some(model.expansion, likelihood)
         latent = mode.latent(few.features, few.inputs)
         f = (latent.outputs + latent.shift).double()
-        left = _left_out(few, latent, exact=mode.exact)
+        left = _left_out(few, latent, mode)
         assert few.targets is not None
         network = few.features.outputs(few.inputs).double()
         return _LeaveOneOut(own, few.targets, f + left.shift, left.covariance, f, network)
@@ -148,13 +150,13 @@ class _LeaveOneOut:
         return f.square().mean().sqrt()
 
 
-def _left_out(expansion: Expansion, latent: Latent, *, exact: bool) -> LeftOut:
-    """Leave-one-out, to first order where an approximate covariance does not allow more."""
+def _left_out(expansion: Expansion, latent: Latent, mode: Posterior) -> LeftOut:
+    """Leave-one-out, to first order where the covariance of a structure does not allow more."""
+    if mode.exact or mode.solves:
+        return left_out(expansion, latent, mode)
     try:
         return LeftOut.of(expansion, latent)
     except IllConditionedError:
-        if exact:
-            raise
         return LeftOut.infinitesimal(expansion, latent)
 
 

@@ -14,7 +14,7 @@ from dnn2gp.evidence.spectrum import Spectrum
 from dnn2gp.evidence.tuning_result import EVIDENCE, Trial, TuningResult
 from dnn2gp.gp.evidence_at_mode import PRECISION, largest_evidence_at_mode
 from dnn2gp.gp.interpolation import explains_too_much, left_out_error
-from dnn2gp.inference import Inference, LinearisedMode, LinearModel, NetworkOutput
+from dnn2gp.inference import Decomposition, Inference, LinearisedMode, LinearModel, NetworkOutput
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.network.layout import Layout
 from dnn2gp.support.errors import EvidenceWarning, InputError, warn_user
@@ -60,6 +60,8 @@ class Tuned:
     result: TuningResult
     words: str
     """The choice in a few words, e.g. "δ = 1.2, σ = 0.3"."""
+    decomposition: Decomposition | None = None
+    """That of ΦᵀΦ with this choice, if it is known."""
 
 
 def tune_model(
@@ -107,7 +109,14 @@ def tune_model(
         likelihood=known if sigma is None else GaussianLikelihood(choice.settings[SIGMA]),
         result=result,
         words=", ".join(f"{_SYMBOLS[name]} = {value:.3g}" for name, value in choice.settings.items()),
+        decomposition=_rescaled(spectrum, best),
     )
+
+
+def _rescaled(spectrum: Spectrum, best: Optimum) -> Decomposition | None:
+    """ΦᵀΦ with the chosen multiples c of δ and s of σ is 1/(c s²) times what it was."""
+    factor = 1 / (best.precision_scale.item() * best.noise_scale.item() ** 2)
+    return None if spectrum.decomposition is None else spectrum.decomposition.scaled(factor)
 
 
 def _left_out_error(model: LinearModel, best: Optimum, choose: Callable[[LinearModel], Inference]) -> float:

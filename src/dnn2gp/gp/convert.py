@@ -13,9 +13,9 @@ from dnn2gp.gp.automatic import Predictor, automatic
 from dnn2gp.gp.by_evidence import ByEvidence, tune_model
 from dnn2gp.gp.calibrated import by_validation
 from dnn2gp.gp.gaussian_process import GaussianProcess
-from dnn2gp.gp.means import matrices, with_mean
+from dnn2gp.gp.means import with_mean
 from dnn2gp.gp.moved import warn_if_moved
-from dnn2gp.inference import Inference, LinearisedMode, LinearModel, Mean, choose
+from dnn2gp.inference import Decomposition, Inference, LinearisedMode, LinearModel, Mean, choose
 from dnn2gp.inference.calibration import NONE
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
@@ -98,8 +98,9 @@ def convert(
             assert not isinstance(prior_precision, str | ByEvidence | None)
             prior = Gaussian.prior(expand_precision(prior_precision, function.layout, function.weights))
             model = LinearModel.from_laplace(expand(likelihood), prior)  # (A), (B): Theorem 1
-            found = _centred(model, chosen(model), likelihood, mean, validation)  # (C)
-            with holding(matrices(found.posterior)):
+            known = None if tuned is None else tuned.decomposition
+            found = _centred(model, chosen(model), likelihood, mean, validation, known)  # (C)
+            with holding(found.posterior.bytes):
                 warn_if_moved(found.posterior, likelihood, network, None if tuned is None else tuned.words)
     result = None if tuned is None else tuned.result
     gp = GaussianProcess(jacobian, found.posterior, likelihood, result, found.calibration)
@@ -107,17 +108,22 @@ def convert(
 
 
 def _centred(
-    model: LinearModel, method: Inference, likelihood: Likelihood, mean: Mean | None, validation: object
+    model: LinearModel,
+    method: Inference,
+    likelihood: Likelihood,
+    mean: Mean | None,
+    validation: object,
+    known: Decomposition | None,
 ) -> Predictor:
     """The posterior around the given mean, or around the one that predicts best."""
     if mean is not None:
-        return Predictor(with_mean(method.infer(model), mean, likelihood), NONE)
+        return Predictor(with_mean(method, model, mean, likelihood, known), NONE)
     if validation is None:
-        return automatic(model, method, likelihood)
+        return automatic(model, method, likelihood, known)
     features = model.expansion.features
     assert isinstance(features, NetworkFeatures)
-    mode = with_mean(method.infer(model), LinearisedMode(), likelihood)
-    with holding(matrices(mode)):
+    mode = with_mean(method, model, LinearisedMode(), likelihood, known)
+    with holding(mode.bytes):
         return by_validation(mode, likelihood, validation, features.network)
 
 

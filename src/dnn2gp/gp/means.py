@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import torch
 
-from dnn2gp.inference import GaussNewtonStep, LinearisedMode, Mean, NetworkOutput, Posterior, linearised_mode
+from dnn2gp.inference import (
+    Decomposition,
+    GaussNewtonStep,
+    Inference,
+    LinearisedMode,
+    LinearModel,
+    Mean,
+    NetworkOutput,
+    Posterior,
+    linearised_mode,
+)
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.support.memory import holding
 
 
-def with_mean(posterior: Posterior, mean: Mean, likelihood: Likelihood) -> Posterior:
-    """The posterior around this mean, starting from the one whose sites are at the network's weights."""
+def with_mean(
+    method: Inference, model: LinearModel, mean: Mean, likelihood: Likelihood, known: Decomposition | None = None
+) -> Posterior:
+    """The posterior around this mean, for a linear model whose sites are at the network's weights."""
     if isinstance(mean, GaussNewtonStep):
-        return posterior
-    if isinstance(mean, NetworkOutput):
-        found = at_mode(posterior, likelihood) if mean.sites_at_mode else posterior
-        return at_network(found)
-    assert isinstance(mean, LinearisedMode)
-    if posterior.solves and posterior.model.expansion.quadratic:  # one step is exact, and keeps more digits
-        return posterior
-    return at_mode(posterior, likelihood)
+        return method.infer_after(model, known)
+    if isinstance(mean, NetworkOutput) and not mean.sites_at_mode:
+        return at_network(method.infer_after(model, known))
+    if isinstance(mean, LinearisedMode) and model.expansion.quadratic:
+        found = method.infer_after(model, known)
+        return found if found.solves else at_mode(found, likelihood)  # one step is exact, and keeps more digits
+    found = at_mode(method.rough(model, known), likelihood)
+    return at_network(found) if isinstance(mean, NetworkOutput) else found
 
 
 def mean_of(posterior: Posterior) -> Mean:
@@ -40,13 +52,8 @@ def at_mode(posterior: Posterior, likelihood: Likelihood, tolerance: float | Non
 
     The memory of the given posterior is free afterwards if the caller does not keep it: `at_mode(method.infer(model))`.
     """
-    with holding(matrices(posterior)):
+    with holding(posterior.bytes):
         return posterior.method.infer(linearised_mode(posterior, likelihood, tolerance))
-
-
-def matrices(posterior: Posterior) -> int:
-    """Bytes that a posterior holds: a matrix and its factor."""
-    return 2 * sum(tensor.nbytes for tensor in posterior.state().values())
 
 
 def at_network(posterior: Posterior) -> Posterior:

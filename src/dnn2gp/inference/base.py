@@ -67,13 +67,13 @@ class Inference(Choice):
     def restored(self, model: LinearModel, state: dict[str, Tensor]) -> Posterior:
         """The posterior with this `Posterior.state`, without computing anything again."""
 
-    def infer_scaled(self, model: LinearModel, known: Decomposition, factor: float) -> Posterior:
-        """The posterior of a model whose ΦᵀΦ is `factor` times that of a known decomposition, which may help."""
+    def infer_after(self, model: LinearModel, known: Decomposition | None) -> Posterior:
+        """The posterior of a model whose decomposition is known, which an inference may use again."""
         return self.infer(model)
 
-    def rough(self, model: LinearModel) -> Posterior:
-        """A posterior whose `precondition` is all that is needed; by default, the posterior itself."""
-        return self.infer(model)
+    def rough(self, model: LinearModel, known: Decomposition | None = None) -> Posterior:
+        """A posterior of which only `precondition` is needed; by default, the posterior itself."""
+        return self.infer_after(model, known)
 
     def with_structure(self, structure: Structure) -> Inference:
         """The same inference with a posterior precision of this structure."""
@@ -174,6 +174,11 @@ class Posterior(ABC):
     def name(self) -> str:
         """The name of the inference."""
         return self.method.name
+
+    @property
+    def bytes(self) -> int:
+        """The memory that it holds: by default, that of its state twice, as a matrix and as its factor."""
+        return 2 * sum(tensor.nbytes for tensor in self.state().values())
 
     def precision(self) -> Precision:
         """Σ̃⁻¹ as a matrix; by default P × P, computed here."""

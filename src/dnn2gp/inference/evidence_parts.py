@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +17,14 @@ from dnn2gp.weights.expansion import Expansion
 
 _LOST = 1e-3
 KNOB = "Raise the prior precision δ or the noise σ, or use float64."
+
+
+class Scalable(Protocol):
+    """What an inference knows about ΦᵀΦ, and about any multiple of it."""
+
+    def scaled(self, factor: float) -> Scalable:
+        """The same for `factor` ΦᵀΦ."""
+        ...
 
 
 @final
@@ -35,8 +43,13 @@ class Decomposition:
     """‖ỹ‖² − Σᵢ (zᵢᵀỹ)²: what no weight can explain. Zero if n = M."""
     weights: Float[Tensor, " n"] | None = None
     """How often each λᵢ counts, if they are the nodes of a quadrature; once, if they are eigenvalues."""
-    basis: object = None
-    """What `Inference.infer_scaled` can use again."""
+    basis: Scalable | None = None
+    """What `Inference.infer_after` can use again."""
+
+    def scaled(self, factor: float) -> Decomposition:
+        """That of `factor` ΦΦᵀ, without ỹ: for another prior precision or noise."""
+        basis = None if self.basis is None else self.basis.scaled(factor)
+        return Decomposition(factor * self.eigenvalues, weights=self.weights, basis=basis)
 
 
 @final

@@ -11,7 +11,7 @@ of the network, or of the linearised network (`LinearisedMode`), where Σᵢ J�
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -67,10 +67,29 @@ def left_out(expansion: Expansion, latent: Latent, posterior: Posterior) -> Left
     except IllConditionedError as error:
         if posterior.exact:
             raise
+        if posterior.solves:
+            return LeftOut.of(expansion, bounded(expansion, latent, posterior))
         raise InputError(
             f"leave_one_out: it is not defined for this {posterior.description}, whose covariance is not that of the "
             "data with each example counted once. Use structure=Dense(), or a validation set."
         ) from error
+
+
+def bounded(expansion: Expansion, latent: Latent, posterior: Posterior) -> Latent:
+    """With V at most (K⁻¹ + Λ)⁻¹, K the prior covariance of the example: more data than itself cannot leave it wider.
+
+    For an estimate of V with a random error, which may exceed that where an example determines its output almost alone.
+    """
+    root, V = expansion.root.double(), latent.covariance.double()
+    K = expansion.features.covariance(expansion.inputs, posterior.model.prior.precision.double()).double()
+    spread = K @ root
+    gap = torch.eye(root.shape[2], dtype=V.dtype, device=V.device) + root.mT @ spread
+    values, vectors = torch.linalg.eigh(K - spread @ torch.linalg.solve(gap, spread.mT))
+    values = values.clamp(min=torch.finfo(V.dtype).eps * values[:, -1:])
+    lengths = values.sqrt()
+    inner, turn = torch.linalg.eigh((vectors.mT @ V @ vectors) / (lengths[:, :, None] * lengths[:, None]))
+    back = (vectors * lengths[:, None]) @ turn
+    return replace(latent, covariance=(back * inner.clamp(max=1)[:, None]) @ back.mT)
 
 
 def site_residual(expansion: Expansion, latent: Latent) -> Float[Tensor, "N K"]:

@@ -111,7 +111,7 @@ class _Search:
                 "data. Use mean=NetworkOutput()."
             )
         features, inputs = expansion.features, expansion.inputs
-        reserve = _MATRICES * sum(tensor.nbytes for tensor in posterior.state().values())
+        reserve = _MATRICES * posterior.bytes // 2
         dtype = torch.float64 if posterior.exact or not posterior.solves else expansion.anchor.dtype
         jacobian = FactoredJacobian(features, inputs, dtype=dtype, reserve=reserve)
         zero = torch.zeros_like(expansion.anchor, dtype=torch.float64)

@@ -76,25 +76,12 @@ class Iterative(Inference):
         return Decomposition(nodes, squares, beside, weights, basis)
 
     def infer(self, model: LinearModel) -> IterativePosterior:
-        return self._infer(model, None)
+        return self.infer_after(model, None)
 
-    def infer_scaled(self, model: LinearModel, known: Decomposition, factor: float) -> IterativePosterior:
-        """With the basis that the evidence has computed already, for `factor` times its ΦᵀΦ."""
-        assert isinstance(known.basis, Basis)
-        return self._infer(model, known.basis.scaled(factor))
-
-    def rough(self, model: LinearModel) -> IterativePosterior:
-        """Without samples: a preconditioner."""
-        curvature = self._curvature(model)
-        nystrom = Nystrom.of(self._basis(curvature, model)[0])
-        return IterativePosterior(self, model, nystrom, Samples.none(nystrom.root), curvature)
-
-    def restored(self, model: LinearModel, state: dict[str, Tensor]) -> IterativePosterior:
-        return IterativePosterior.restored(self, model, state)
-
-    def _infer(self, model: LinearModel, basis: Basis | None) -> IterativePosterior:
+    def infer_after(self, model: LinearModel, known: Decomposition | None) -> IterativePosterior:
+        """With the basis that the evidence has computed already, if there is one."""
         begin, curvature = perf_counter(), self._curvature(model)
-        basis = self._basis(curvature, model)[0] if basis is None else basis
+        basis = self._known(curvature, model, known)
         nystrom, generator = Nystrom.of(basis), self._generator(model, 1)
 
         def draw(count: int) -> Samples:
@@ -108,6 +95,15 @@ class Iterative(Inference):
             error = found.looked_at()
         found.facts = self._report(found, basis, error, perf_counter() - begin)
         return found
+
+    def rough(self, model: LinearModel, known: Decomposition | None = None) -> IterativePosterior:
+        """Without samples: a preconditioner."""
+        curvature = self._curvature(model)
+        nystrom = Nystrom.of(self._known(curvature, model, known))
+        return IterativePosterior(self, model, nystrom, Samples.none(nystrom.root), curvature)
+
+    def restored(self, model: LinearModel, state: dict[str, Tensor]) -> IterativePosterior:
+        return IterativePosterior.restored(self, model, state)
 
     def _report(self, found: IterativePosterior, basis: Basis, error: float, seconds: float) -> Report:
         samples, curvature = found.samples, found.curvature
@@ -127,6 +123,11 @@ class Iterative(Inference):
             seconds=seconds,
             bytes=sum(tensor.nbytes for tensor in (found.nystrom.root, samples.own, samples.differences)),
         )
+
+    def _known(self, curvature: Curvature, model: LinearModel, known: Decomposition | None) -> Basis:
+        if known is not None and isinstance(known.basis, Basis):
+            return known.basis
+        return self._basis(curvature, model)[0]
 
     def _basis(self, curvature: Curvature, model: LinearModel) -> tuple[Basis, float | None]:
         """A basis from random columns; for a Gaussian likelihood, also from Φᵀỹ, with ‖ỹ‖²."""

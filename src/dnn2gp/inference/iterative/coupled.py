@@ -1,8 +1,8 @@
 """Covariances from coupled samples: v is unknown, v + d = T is known, and there are samples of both v and d.
 
-θ ~ N(0, A⁻¹) and θ̂ ~ N(0, Â⁻¹) are drawn so that η = θ̂ − θ is independent of θ (see `samples.py`). For the rows J of an
-input, Jθ ~ N(0, V) and Jη ~ N(0, D) with V + D = J Â⁻¹ Jᵀ = T, which is known exactly. The V with the largest likelihood
-of both samples solves
+θ ~ N(0, A⁻¹) and θ̂ ~ N(0, Â⁻¹) are drawn so that η = θ̂ − θ is independent of θ (see `samples.py`). For the rows J of
+an input, Jθ ~ N(0, V) and Jη ~ N(0, D) with V + D = J Â⁻¹ Jᵀ = T, which is known exactly. The V with the largest
+likelihood of both samples solves
 
     V⁻¹ (Ŝ_V − V) V⁻¹  =  D⁻¹ (Ŝ_D − D) D⁻¹
 

@@ -77,9 +77,7 @@ class IterativePosterior(Posterior):
     def restored(method: Iterative, model: LinearModel, state: dict[str, Tensor]) -> IterativePosterior:
         """From `state`."""
         facts = Report.restored(state["report"])
-        samples = Samples(
-            state["samples"], state["differences"], state["report"][:0], facts.residual, facts.iterations
-        )
+        samples = Samples(state["samples"], state["differences"], state["report"][:0], facts.residual, facts.iterations)
         found = IterativePosterior(method, model, Nystrom.restored(state["root"]), samples, Curvature(model))
         found.facts = facts
         if "step" in state:
@@ -189,8 +187,8 @@ class IterativePosterior(Posterior):
         """w = μ ± V^{½} θ, for some of the samples with random signs."""
         if num_samples > self.num_samples:
             raise InputError(
-                f"num_samples: this posterior has {self.num_samples} samples of the weights; got {num_samples}. Convert "
-                f"with Iterative(samples={num_samples}, tolerance=1e-6)."
+                f"num_samples: this posterior has {self.num_samples} samples of the weights; got {num_samples}. "
+                f"Convert with Iterative(samples={num_samples}, tolerance=1e-6)."
             )
         signs = torch.randint(0, 2, (num_samples,), generator=generator, device=self.mean.device) * 2 - 1
         order = torch.randperm(self.num_samples, generator=generator, device=self.mean.device)[:num_samples]
@@ -200,6 +198,11 @@ class IterativePosterior(Posterior):
     def conditioned(self, expansion: Expansion) -> Posterior:
         joined = self.model.expansion.joined(expansion)
         return self.method.infer(LinearModel(joined, self.model.prior, self.model.of_step, self.model.centre))
+
+    @property
+    def bytes(self) -> int:
+        tensors = self.nystrom.root, self.samples.own, self.samples.differences
+        return sum(tensor.nbytes for tensor in tensors) + self.curvature.sites.kept_bytes
 
     def state(self) -> dict[str, Tensor]:
         state = {

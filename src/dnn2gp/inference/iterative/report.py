@@ -53,8 +53,8 @@ class Report:
         return (
             f"rank {self.rank}, {self.samples} samples by {self.iterations} iterations (relative residual "
             f"{self.residual:.2g}), effective dimension {self.effective_dimension:.0f}\n"
-            f"predictive variances ± {self.covariance_error:.1%} (relative standard deviation, {accuracy} the tolerance "
-            f"of {self.tolerance:.1%}); log-determinant {self.log_det:.1f} ± {self.log_det_error:.2g}\n"
+            f"predictive variances ± {self.covariance_error:.1%} (relative standard deviation, {accuracy} the "
+            f"tolerance of {self.tolerance:.1%}); log-determinant {self.log_det:.1f} ± {self.log_det_error:.2g}\n"
             f"{self.passes} passes over the data with {self.columns} columns in all, {self.seconds:.1f} s, "
             f"{readable(self.bytes)}"
         )
