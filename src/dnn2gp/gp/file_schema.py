@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from dnn2gp.gp.file_header import Header
-from dnn2gp.inference import FunctionSpace, WeightSpace
+from dnn2gp.inference import FunctionSpace, Iterative, WeightSpace
+from dnn2gp.inference.iterative.report import NUM_FACTS
 from dnn2gp.network.inputs import all_finite
 from dnn2gp.support.tensor_file import Entry, damaged
 from dnn2gp.weights.structures import BlockDiagonal, Dense, Diagonal, Kronecker, Structure
@@ -198,6 +199,11 @@ class Schema:
             rows = self.num_sites + self.num_weights
             basis = {"inference/basis": Spec((rows, self.num_sites), optional=True)}
             return {"inference/factor": Spec((self.num_sites, self.num_sites)), **basis}
+        if isinstance(inference, Iterative):
+            columns, dtypes = (self.num_weights, None), (self.dtype,)
+            tensors = {f"inference/{name}": Spec(columns, dtypes) for name in ("root", "samples", "differences")}
+            step = {"inference/step": Spec((self.num_weights,), optional=True)}
+            return {**tensors, "inference/report": Spec((NUM_FACTS,)), **step}
         return self._structure(inference.structure, "inference/") if isinstance(inference, WeightSpace) else {}
 
     def _parameters(self) -> dict[str, Spec]:
@@ -215,7 +221,7 @@ class Schema:
         """The parts whose tensors are known only to a structure, inference or likelihood from outside the package."""
         known = (Dense, Diagonal, BlockDiagonal, Kronecker)
         inference = self.header.inference
-        own = isinstance(inference, FunctionSpace)
+        own = isinstance(inference, FunctionSpace | Iterative)
         own = own or (isinstance(inference, WeightSpace) and isinstance(inference.structure, known))
         parts = {
             "prior/": isinstance(self.header.prior, known),

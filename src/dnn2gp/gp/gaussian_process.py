@@ -147,6 +147,7 @@ class GaussianProcess:
             outputs=latent.outputs,
             shift=latent.shift,
             latent_covariance=latent.covariance,
+            latent_covariance_error=latent.error,
             noise_known=likelihood is not None or not self.likelihood.per_example,
             calibration=self.calibration,
         )

@@ -11,7 +11,7 @@ or of a GP around it, was not obtained by minimising this loss, so that leaving 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from jaxtyping import Float
@@ -21,9 +21,9 @@ from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.minimum import at_minimum
 from dnn2gp.gp.moved import Movement, network_view, spread
 from dnn2gp.gp.scores import Forecast
-from dnn2gp.inference import Latent, LeftOut, NetworkOutput
+from dnn2gp.inference import Latent, LeftOut, NetworkOutput, left_out
 from dnn2gp.likelihoods import CategoricalLikelihood, ClassificationLikelihood, GaussianLikelihood, Likelihood
-from dnn2gp.support.errors import IllConditionedError
+from dnn2gp.support.errors import IllConditionedError, InputError
 from dnn2gp.weights.expansion import Expansion
 
 
@@ -83,10 +83,10 @@ class Seen:
         mode = self._mode()
         base = mode if self.sites.moved is not None else self.network
         try:
-            found = LeftOut.of(self.sites, Latent(base, mode - base, self.latent.covariance))
+            found = left_out(self.sites, replace(self.latent, outputs=base, shift=mode - base), self.gp.inference)
         except IllConditionedError:
-            if self.gp.inference.exact:
-                return "some examples determine their own output almost alone, so that rounding covers the rest"
+            return "some examples determine their own output almost alone, so that rounding covers the rest"
+        except InputError:
             return f"leave-one-out is not defined for every {self.gp.inference.description}"
         around = isinstance(self.gp.centre, NetworkOutput)
         mean = self._without(self.mean, mode, found) if around else self.mean + found.shift

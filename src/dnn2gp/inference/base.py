@@ -150,6 +150,11 @@ class Posterior(ABC):
     def marginal(self, factors: Factors) -> Float[Tensor, "n K K"]:
         """J(x) Σ̃ J(x)ᵀ for each of a few examples, from the factors of J(x)."""
 
+    def estimated(self, factors: Factors) -> tuple[Float[Tensor, "n K K"], Float[Tensor, " n"]]:
+        """`marginal`, and the relative standard deviation of its trace: zero if inference is exact."""
+        found = self.marginal(factors)
+        return found, torch.zeros(len(found), dtype=found.dtype, device=found.device)
+
     @abstractmethod
     def log_det_ratio(self) -> Float[Tensor, ""]:
         """log |Σ̃⁻¹| − log |V⁻¹| = log |I + SᵀKS|."""
@@ -243,7 +248,7 @@ class Posterior(ABC):
         for part in sparing(track(list(chunks(num_examples(inputs), size)), "predictions"), features.budget()):
             outputs, factors = features.outputs_and_factors(take(inputs, part))
             outputs, shift = self._centred(outputs, factors)
-            parts.add(part, Latent(outputs, shift, self.marginal(factors)))
+            parts.add(part, Latent(outputs, shift, *self.estimated(factors)))
             del outputs, factors, shift
         return parts.result()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
@@ -19,12 +19,12 @@ _LOST = 1e-3
 KNOB = "Raise the prior precision δ or the noise σ, or use float64."
 
 
-class Scalable(Protocol):
+class Scalable(ABC):
     """What an inference knows about ΦᵀΦ, and about any multiple of it."""
 
+    @abstractmethod
     def scaled(self, factor: float) -> Scalable:
         """The same for `factor` ΦᵀΦ."""
-        ...
 
 
 @final

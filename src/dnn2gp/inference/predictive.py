@@ -29,6 +29,8 @@ class Latent:
     """J(x)(μ − w), zero at a minimum."""
     covariance: Float[Tensor, "N K K"]
     """J(x) Σ̃ J(x)ᵀ."""
+    error: Float[Tensor, " N"]
+    """The relative standard deviation of the trace of the covariance; zero if inference is exact."""
 
     def finite(self) -> Latent:
         """This, unless a number in it is NaN, or overflows in the dtype of the outputs."""
@@ -63,7 +65,7 @@ class JoinedLatent:
 
     def add(self, part: slice, latent: Latent) -> None:
         """The next chunk."""
-        own = latent.outputs, latent.shift, latent.covariance
+        own = latent.outputs, latent.shift, latent.covariance, latent.error
         first = not self._whole and any(each.requires_grad for each in own)
         if self._kept or first or len(latent.outputs) == self.count:
             self._kept.append(own)
@@ -145,6 +147,8 @@ class Predictive(Moments, Answers):
     """Whether the likelihood defines the noise at these inputs (not if it was given for each training example)."""
     calibration: Calibration = NONE
     """a, τ and s of f ~ N(m/τ, a V/τ²) and the noise s σ; by default, nothing is changed."""
+    latent_covariance_error: Float[Tensor, " N"] | None = None
+    """The relative standard deviation of the trace of `latent_covariance`, if inference estimated it (`Iterative`)."""
 
     def __post_init__(self) -> None:
         self.calibration.applied_to(self.likelihood)

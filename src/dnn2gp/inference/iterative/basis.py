@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dnn2gp.inference.evidence_parts import Scalable
 from dnn2gp.support.progress import track
 
 Product = Callable[[Float[Tensor, "P s"]], Float[Tensor, "P s"]]
@@ -33,7 +34,7 @@ _ROUNDING = 32.0
 
 @final
 @dataclass(frozen=True, eq=False)
-class Basis:
+class Basis(Scalable):
     """Q⁺ and C of G = ΦᵀΦ, with the random block Ω = Q₁ R₁ that the space was started from."""
 
     vectors: Float[Tensor, "P n"]

@@ -25,6 +25,8 @@ _STEPS = 60
 _TOLERANCE = 1e-3
 # or than this share of V itself.
 _FINE = 1e-9
+# The search starts at least this far inside the interval (0, T).
+_START = 1e-6
 # A step stays this share of the way inside the interval (0, T).
 _INSIDE = 0.9
 
@@ -56,7 +58,7 @@ def estimate(
     spread = (back.mT @ back).square()
     error = (2 * (spread * variance).sum((1, 2)) / count).sqrt()
     trace = covariance.diagonal(dim1=1, dim2=2).sum(1).detach()
-    return Estimate((covariance + covariance.mT) / 2, error / trace)
+    return Estimate(_symmetric(covariance), error / trace)
 
 
 def _weights(v: Float[Tensor, "n K"]) -> tuple[Float[Tensor, "n K K"], Float[Tensor, "n K K"]]:
@@ -69,25 +71,45 @@ def _weights(v: Float[Tensor, "n K"]) -> tuple[Float[Tensor, "n K K"], Float[Ten
 def _maximum(
     own: Float[Tensor, "n K K"], other: Float[Tensor, "n K K"], count: int
 ) -> tuple[Float[Tensor, "n K K"], Float[Tensor, "n K"]]:
-    """The basis in which V is diagonal, and V there, where T = I: Fisher scoring, with steps that stay in (0, I)."""
+    """The basis in which V is diagonal, and V there, where T = I: Fisher scoring, with steps that stay in (0, I).
+
+    A step that decreases the likelihood is tried again with half the size.
+    """
     eye = torch.eye(own.shape[1], dtype=own.dtype, device=own.device)
-    found = torch.linalg.solve(own + other, own)
-    found = (found + found.mT) / 2
-    v, basis = torch.linalg.eigh(found)
-    v = v.clamp(1e-6, 1 - 1e-6)
+    v, basis = torch.linalg.eigh(_symmetric(torch.linalg.solve(own + other, own)))
+    v = v.clamp(_START, 1 - _START)
+    loss, share = _loss(v, basis, own, other), torch.ones_like(v[:, 0])
     for _ in range(_STEPS):
         weight, variance = _weights(v)
-        turned = weight * (basis.mT @ own @ basis) + (1 - weight) * (basis.mT @ (eye - other) @ basis)
-        change = turned - torch.diag_embed(v)
+        change = weight * (basis.mT @ own @ basis) + (1 - weight) * (basis.mT @ (eye - other) @ basis)
+        change = change - torch.diag_embed(v)
         enough = torch.maximum(_TOLERANCE**2 * variance / count, _FINE**2 * v[:, :, None] * v[:, None])
         done = (change.square() <= enough).flatten(1).all(1)
         if bool(done.all()):
             break
-        change = torch.where(done[:, None, None], 0.0, change)
-        size = _largest_step(v, change)
-        v, inner = torch.linalg.eigh(torch.diag_embed(v) + size[:, None, None] * change)
-        basis = basis @ inner
+        size = torch.where(done, 0.0, share * _largest_step(v, change))
+        tried, inner = torch.linalg.eigh(torch.diag_embed(v) + size[:, None, None] * change)
+        turned = basis @ inner
+        new = _loss(tried, turned, own, other)
+        better = new <= loss + _FINE * loss.abs()
+        share = torch.where(better, (2 * share).clamp(max=1), share / 2)
+        v, loss = torch.where(better[:, None], tried, v), torch.where(better, new, loss)
+        basis = torch.where(better[:, None, None], turned, basis)
     return basis, v
+
+
+def _loss(
+    v: Float[Tensor, "n K"], basis: Float[Tensor, "n K K"], own: Float[Tensor, "n K K"], other: Float[Tensor, "n K K"]
+) -> Float[Tensor, " n"]:
+    """log |V| + tr V⁻¹Ŝ_V + log |D| + tr D⁻¹Ŝ_D, where V is diagonal in the basis and D = I − V."""
+    parts = ((v, own), (1 - v, other))
+    return sum(
+        (each.log() + (basis.mT @ found @ basis).diagonal(dim1=1, dim2=2) / each).sum(1) for each, found in parts
+    )  # pyright: ignore[reportReturnType]
+
+
+def _symmetric(matrix: Float[Tensor, "n K K"]) -> Float[Tensor, "n K K"]:
+    return (matrix + matrix.mT) / 2
 
 
 def _largest_step(v: Float[Tensor, "n K"], change: Float[Tensor, "n K K"]) -> Float[Tensor, " n"]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from dnn2gp.features import Factors, FeatureMap
 from dnn2gp.features.budget.plan import Work
 from dnn2gp.inference.base import Posterior
-from dnn2gp.inference.iterative.coupled import Estimate, estimate
+from dnn2gp.inference.iterative.coupled import estimate
 from dnn2gp.inference.iterative.curvature import Curvature
 from dnn2gp.inference.iterative.report import Report
 from dnn2gp.inference.iterative.samples import Nystrom, Samples
@@ -120,22 +120,22 @@ class IterativePosterior(Posterior):
         for part in chunks(num_examples(inputs), self.chunk(features, inputs)):
             wide = features.factors(take(inputs, part)).to(torch.float64)
             pushed = self._pushed(wide, self.samples.own) / self.num_samples**0.5
-            root = torch.linalg.cholesky(self.estimate(wide).covariance)
+            root = torch.linalg.cholesky(self.marginal(wide))
             own = torch.linalg.cholesky(pushed @ pushed.mT)
             found.append(root @ torch.linalg.solve_triangular(own, pushed, upper=False))
         return torch.cat(found)
 
     def marginal(self, factors: Factors) -> Float[Tensor, "n K K"]:
-        return self.estimate(factors).covariance
+        return self.estimated(factors)[0]
 
-    def estimate(self, factors: Factors) -> Estimate:
+    def estimated(self, factors: Factors) -> tuple[Float[Tensor, "n K K"], Float[Tensor, " n"]]:
         """J Σ̃ Jᵀ of each example by the coupled samples, with its error."""
         wide = factors.to(torch.float64)
         explained = self._pushed(wide, self.nystrom.root)
         total = self.prior_precision.double().marginal(wide) - explained @ explained.mT
         found = estimate(total, self._pushed(wide, self.samples.own), self._pushed(wide, self.samples.differences))
         inflation = _MORE if self.num_samples <= _FEW else 1.0
-        return Estimate(found.covariance, inflation * found.error)
+        return found.covariance, inflation * found.error
 
     def _pushed(self, factors: Factors, white: Float[Tensor, "P s"]) -> Float[Tensor, "n K s"]:
         return factors.push(self.prior_precision.unwhiten(white).double())
@@ -158,7 +158,7 @@ class IterativePosterior(Posterior):
         count = min(_LOOKED_AT, expansion.num_examples)
         index = torch.linspace(0, expansion.num_examples - 1, count).round().long()
         factors = expansion.features.factors(take(expansion.inputs, index))
-        return self.estimate(factors).error.median().item()
+        return self.estimated(factors)[1].median().item()
 
     def samples_needed(self, error: float, tolerance: float) -> int:
         """How many samples bring this error below the tolerance: it decreases with their root."""

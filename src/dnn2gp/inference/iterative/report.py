@@ -69,3 +69,7 @@ class Report:
         kinds = {"int": int, "float": float}
         values = zip(fields(Report), state.tolist(), strict=True)
         return Report(**{field.name: kinds[str(field.type)](value) for field, value in values})
+
+
+NUM_FACTS = len(fields(Report))
+"""The numbers of `Report.state`."""

@@ -115,5 +115,8 @@ class Samples:
 
 
 def log_det_estimates(found: Solution) -> Float[Tensor, " S"]:
-    """tr log H from each right-hand side b ~ N(0, A), H = Â^{−½} A Â^{−½}: b̃ᵀ H⁻¹ log(H) b̃ with b̃ = Â^{−½} b ~ N(0, H)."""
+    """tr log H from each right-hand side b ~ N(0, A), with H = Â^{−½} A Â^{−½}.
+
+    With b̃ = Â^{−½} b ~ N(0, H), the average of b̃ᵀ H⁻¹ log(H) b̃ is tr log H.
+    """
     return found.quadrature(lambda values: values.log() / values)
