@@ -17,9 +17,7 @@ P, M = 60, 90
 def rows():
     """Φ with singular values over five decades."""
     generator = torch.Generator().manual_seed(0)
-    left, right = (
-        torch.linalg.qr(torch.randn(size, P, generator=generator, dtype=torch.float64)).Q for size in (M, P)
-    )
+    left, right = (torch.linalg.qr(torch.randn(size, P, generator=generator, dtype=torch.float64)).Q for size in (M, P))
     return left * torch.logspace(3, -2, P, dtype=torch.float64) @ right.T
 
 
@@ -102,9 +100,7 @@ def test_conjugate_gradients_solve_each_column_and_know_the_matrix(rows):
     values, vectors = torch.linalg.eigh(inverse)
     root = vectors * values.sqrt() @ vectors.T
     values, vectors = torch.linalg.eigh(root @ A @ root)
-    expected = torch.einsum(
-        "ps,pq,qs->s", root @ right, vectors * (values.log() / values) @ vectors.T, root @ right
-    )
+    expected = torch.einsum("ps,pq,qs->s", root @ right, vectors * (values.log() / values) @ vectors.T, root @ right)
     torch.testing.assert_close(log_det_estimates(found), expected, rtol=1e-6, atol=1e-9)
 
 
@@ -131,9 +127,13 @@ def test_the_coupled_estimate_has_the_largest_likelihood():
     _, total, own, other = _coupled(20)
     found = estimate(total, own, other).covariance.requires_grad_()
     covariances = {found: own @ own.mT / 20, total - found: other @ other.mT / 20}
-    loss = sum((torch.logdet(C) + torch.linalg.solve(C, S).diagonal(dim1=1, dim2=2).sum(1)) for C, S in covariances.items())
+    loss = sum(
+        (torch.logdet(C) + torch.linalg.solve(C, S).diagonal(dim1=1, dim2=2).sum(1)) for C, S in covariances.items()
+    )
     (gradient,) = torch.autograd.grad(loss.sum(), found)
-    scale = torch.linalg.inv(found.detach()).norm(dim=(1, 2)) + torch.linalg.inv((total - found).detach()).norm(dim=(1, 2))
+    scale = torch.linalg.inv(found.detach()).norm(dim=(1, 2)) + torch.linalg.inv((total - found).detach()).norm(
+        dim=(1, 2)
+    )
     assert (gradient.norm(dim=(1, 2)) / scale).max() < 1e-2
     assert bool((torch.linalg.eigvalsh(found.detach()) > 0).all())
     assert bool((torch.linalg.eigvalsh((total - found).detach()) > 0).all())

@@ -203,7 +203,7 @@ class Schema:
             columns, dtypes = (self.num_weights, None), (self.dtype,)
             tensors = {f"inference/{name}": Spec(columns, dtypes) for name in ("root", "samples", "differences")}
             step = {"inference/step": Spec((self.num_weights,), optional=True)}
-            return {**tensors, "inference/report": Spec((NUM_FACTS,)), **step}
+            return {**tensors, "inference/log_dets": Spec((None,)), "inference/report": Spec((NUM_FACTS,)), **step}
         return self._structure(inference.structure, "inference/") if isinstance(inference, WeightSpace) else {}
 
     def _parameters(self) -> dict[str, Spec]:

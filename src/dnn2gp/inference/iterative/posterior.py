@@ -77,7 +77,7 @@ class IterativePosterior(Posterior):
     def restored(method: Iterative, model: LinearModel, state: dict[str, Tensor]) -> IterativePosterior:
         """From `state`."""
         facts = Report.restored(state["report"])
-        samples = Samples(state["samples"], state["differences"], state["report"][:0], facts.residual, facts.iterations)
+        samples = Samples(state["samples"], state["differences"], state["log_dets"], facts.residual, facts.iterations)
         found = IterativePosterior(method, model, Nystrom.restored(state["root"]), samples, Curvature(model))
         found.facts = facts
         if "step" in state:
@@ -209,6 +209,7 @@ class IterativePosterior(Posterior):
             "root": self.nystrom.root,
             "samples": self.samples.own,
             "differences": self.samples.differences,
+            "log_dets": self.samples.log_dets,
             "report": self.report().state(),
         }
         return state | {"step": self.step} if self.moves else state
