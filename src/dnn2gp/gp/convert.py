@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,17 @@ from dnn2gp.gp.calibrated import by_validation
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.means import with_mean
 from dnn2gp.gp.moved import warn_if_moved
-from dnn2gp.inference import Decomposition, Inference, LinearisedMode, LinearModel, Mean, choose
+from dnn2gp.inference import Decomposition, Inference, LinearisedMode, LinearModel, Mean, Posterior, choose
 from dnn2gp.inference.calibration import NONE
+from dnn2gp.inference.choice import exact_words
+from dnn2gp.inference.iterative.posterior import IterativePosterior
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.anomalies import anomalies_explained
 from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs, leaves, num_examples
 from dnn2gp.support.allocator import returning_blocks
-from dnn2gp.support.errors import InputError, ProbabilitiesWarning, warn_user
+from dnn2gp.support.errors import ApproximationWarning, InputError, ProbabilitiesWarning, warn_user
 from dnn2gp.support.memory import SMALL, holding, require
 from dnn2gp.support.progress import show_progress
 from dnn2gp.weights.expansion import Expansion
@@ -68,17 +70,17 @@ def convert(
     subset           the layers that get a posterior; all others stay fixed: "last layer", names of modules, or modules
     structure        Dense(), the default, is exact; BlockDiagonal(), Kronecker() and Diagonal() are cheaper and far
                      from exact. structure=Kronecker() is short for inference=WeightSpace(Kronecker())
-    inference        WeightSpace() or FunctionSpace(), which agree; by default the one with the smaller matrix
+    inference        WeightSpace() or FunctionSpace(), which are exact and agree, or Iterative(), which is not exact and
+                     states its error; by default an exact one if it fits into memory and takes minutes at most
     features         the engine for Jacobian products: LayerwiseFeatures, or JacobianFeatures (torch.func), which agree
     expansion        Expansion.gauss_newton, or Expansion.empirical_fisher for gradient features
     memory_budget    in bytes; by default half of the free memory
     progress         whether to show progress bars
     """
     likelihood = _checked_likelihood(likelihood).detached()
-    chosen = partial(
-        choose,
-        inference=None if inference is None else Inference.checked("inference", inference),
-        structure=None if structure is None else Structure.checked("structure", structure),
+    chosen = _Chosen(
+        None if inference is None else Inference.checked("inference", inference),
+        None if structure is None else Structure.checked("structure", structure),
     )
     _check_callables(features, expansion)
     mean = None if mean is None else Mean.checked("mean", mean)
@@ -100,11 +102,38 @@ def convert(
             model = LinearModel.from_laplace(expand(likelihood), prior)  # (A), (B): Theorem 1
             known = None if tuned is None else tuned.decomposition
             found = _centred(model, chosen(model), likelihood, mean, validation, known)  # (C)
+            _say_if_approximate(chosen, found.posterior)
             with holding(found.posterior.bytes):
                 warn_if_moved(found.posterior, likelihood, network, None if tuned is None else tuned.words)
     result = None if tuned is None else tuned.result
     gp = GaussianProcess(jacobian, found.posterior, likelihood, result, found.calibration)
     return gp if mean is None or validation is None else gp.calibrated(validation)
+
+
+@final
+class _Chosen:
+    """The inference of all models of a conversion, chosen for the first of them."""
+
+    def __init__(self, inference: Inference | None, structure: Structure | None) -> None:
+        self._given = inference, structure
+        self.automatic = inference is None and structure is None
+        self._found: Inference | None = None
+
+    def __call__(self, model: LinearModel) -> Inference:
+        self._found = choose(model, *self._given) if self._found is None else self._found
+        return self._found
+
+
+def _say_if_approximate(chosen: _Chosen, posterior: Posterior) -> None:
+    """One line for the user if the exact posterior was too large."""
+    if chosen.automatic and isinstance(posterior, IterativePosterior):
+        report, method = posterior.report(), posterior.method
+        warn_user(
+            f"The exact posterior would take {exact_words(posterior.model)}. Instead, {method!r} was used: its "
+            f"predictive variances have a relative standard deviation of {report.covariance_error:.1%} "
+            "(gp.inference.report()). Pass an inference= or structure= to decide yourself.",
+            ApproximationWarning,
+        )
 
 
 def _centred(

@@ -38,10 +38,19 @@ class Cost:
     operations: float
     bytes: int
 
+    @property
+    def matrix(self) -> str:
+        """The matrix in words."""
+        return f"a {self.size} × {self.size} matrix"
+
+    @property
+    def memory(self) -> str:
+        """The memory in words."""
+        return readable(self.bytes)
+
     def __str__(self) -> str:
         """One line: "weight space: a 17 × 17 matrix, 7e+03 operations, 6.94 kB"."""
-        matrix = f"a {self.size} × {self.size} matrix"
-        return f"{self.space}: {matrix}, {self.operations:.2g} operations, {readable(self.bytes)}"
+        return f"{self.space}: {self.matrix}, {self.operations:.2g} operations, {self.memory}"
 
 
 class Inference(Choice):

@@ -1,29 +1,67 @@
-"""Choosing the inference: the one that the user passes, or the exact one with the smallest matrix."""
+"""Choosing the inference: the one that the user passes, the cheapest exact one, or `Iterative` where none fits."""
 
 from __future__ import annotations
 
 from dnn2gp.inference.base import Cost, Inference
+from dnn2gp.inference.iterative import Iterative
 from dnn2gp.inference.linear_model import LinearModel
 from dnn2gp.inference.weight_space import WeightSpace
 from dnn2gp.weights.structures import Dense, Structure
+
+MOST_OPERATIONS = 1e13
+"""Exact inference is chosen up to so many operations: about ten minutes on one core."""
+_PER_SECOND = 2e10
+# Ranks and samples that are tried, the most accurate first.
+_LADDER = ((512, 64), (256, 64), (128, 32), (64, 16), (32, 16))
 
 
 def choose(model: LinearModel, inference: Inference | None = None, structure: Structure | None = None) -> Inference:
     """The inference for a model.
 
-    Without arguments, it is the cheapest exact one; all exact ones agree. A structure other than `Dense()` approximates
+    Without arguments, it is the cheapest exact one (all of them agree) if that fits into the memory budget and takes at
+    most `MOST_OPERATIONS`, otherwise `Iterative` with a rank that fits. A structure other than `Dense()` approximates
     the precision of the weights, which only weight space computes.
     """
     if inference is not None:
         return inference if structure is None else inference.with_structure(structure)
     if structure not in (None, Dense()):
         return WeightSpace(structure)
-    return min((kind for kind in _registered() if kind.automatic), key=lambda kind: _cost(kind, model).size)
+    exact = _exact(model)
+    return exact if structure == Dense() or _fits(exact, model) else _iterative(model)
 
 
 def costs(model: LinearModel) -> tuple[Cost, ...]:
     """The cost of every registered inference with its default options, the one with the smallest matrix first."""
     return tuple(sorted((_cost(kind, model) for kind in _registered()), key=lambda cost: cost.size))
+
+
+def exact_words(model: LinearModel) -> str:
+    """What exact inference would have cost: "a 20000 × 20000 matrix, 9.6 GB and about 30 minutes"."""
+    cost = _cost(_exact(model), model)
+    return f"{cost.matrix}, {cost.memory} and about {_duration(cost.operations / _PER_SECOND)} on one core"
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(1, round(seconds))} seconds"
+
+
+def _exact(model: LinearModel) -> Inference:
+    return min((kind for kind in _registered() if kind.automatic), key=lambda kind: _cost(kind, model).size)
+
+
+def _fits(exact: Inference, model: LinearModel) -> bool:
+    cost = _cost(exact, model)
+    return cost.bytes <= model.expansion.features.budget() and cost.operations <= MOST_OPERATIONS
+
+
+def _iterative(model: LinearModel) -> Inference:
+    """The largest rank whose basis and samples take at most half of the memory budget."""
+    budget = model.expansion.features.budget()
+    kinds = [Iterative(rank=rank, samples=samples) for rank, samples in _LADDER]
+    return next((kind for kind in kinds if 2 * _cost(kind, model).bytes <= budget), kinds[-1])
 
 
 def _registered() -> list[Inference]:

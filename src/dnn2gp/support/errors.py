@@ -70,6 +70,10 @@ class NotAMinimumWarning(UserWarning):
     """The weights are not at a minimum of the loss, and the linearised network has its minimum elsewhere."""
 
 
+class ApproximationWarning(UserWarning):
+    """The exact posterior does not fit, so an approximation with a stated error was chosen."""
+
+
 class EvidenceWarning(UserWarning):
     """A choice made by the evidence that should not be trusted as it stands; the message says why and what to do."""
 
