@@ -78,6 +78,14 @@ def by_leave_one_out(mode: Posterior, likelihood: Likelihood) -> Predictor:
     left = _LeaveOneOut.of(mode, likelihood)
     careful = left.best(sharper=False).calibration
     if left.beats_network(careful):
+        if left.first_order:
+            warn_user(
+                "The GP predicts at the mode of the linearised network, which seems to be better than the network. "
+                f"With this {mode.description}, leave-one-out is known only to first order and may overlook that "
+                "the mode has memorised the training data: compare the GP with the network on data of its own, pass "
+                "validation=(x, y), or stay at the network with mean=NetworkOutput().",
+                NotAMinimumWarning,
+            )
         return Predictor(mode, left.best().calibration)
     return Predictor(at_network(mode), left.around_network(careful))
 
@@ -107,6 +115,8 @@ class _LeaveOneOut:
     """f at the mode."""
     network: Float[Tensor, "n K"]
     """f_w."""
+    first_order: bool
+    """Whether the covariance allows leave-one-out only to first order."""
 
     @staticmethod
     def of(mode: Posterior, likelihood: Likelihood) -> _LeaveOneOut:
@@ -115,10 +125,10 @@ class _LeaveOneOut:
         few, own = _some(model.expansion, likelihood)
         latent = mode.latent(few.features, few.inputs)
         f = (latent.outputs + latent.shift).double()
-        left = _left_out(few, latent, exact=mode.exact)
+        left, first_order = _left_out(few, latent, exact=mode.exact)
         assert few.targets is not None
         network = few.features.outputs(few.inputs).double()
-        return _LeaveOneOut(own, few.targets, f + left.shift, left.covariance, f, network)
+        return _LeaveOneOut(own, few.targets, f + left.shift, left.covariance, f, network, first_order)
 
     def best(self, *, sharper: bool = True) -> Chosen:
         """The calibration with the smallest leave-one-out NLL."""
@@ -148,14 +158,14 @@ class _LeaveOneOut:
         return f.square().mean().sqrt()
 
 
-def _left_out(expansion: Expansion, latent: Latent, *, exact: bool) -> LeftOut:
-    """Leave-one-out, to first order where an approximate covariance does not allow more."""
+def _left_out(expansion: Expansion, latent: Latent, *, exact: bool) -> tuple[LeftOut, bool]:
+    """Leave-one-out, and whether it is only its first order, where an approximate covariance does not allow more."""
     try:
-        return LeftOut.of(expansion, latent)
+        return LeftOut.of(expansion, latent), False
     except IllConditionedError:
         if exact:
             raise
-        return LeftOut.infinitesimal(expansion, latent)
+        return LeftOut.infinitesimal(expansion, latent), True
 
 
 def _some(expansion: Expansion, likelihood: Likelihood) -> tuple[Expansion, Likelihood]:

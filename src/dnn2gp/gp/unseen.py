@@ -6,8 +6,8 @@ or of a GP around it, was not obtained by minimising this loss, so that leaving 
 
     classification     ρ f₋, with ρ the ratio of the root mean squares of f and f_θ: logits on another scale, as in
                        the choice of the calibration (`dnn2gp.gp.automatic`)
-    Gaussian           f + V₋ r − c (y − f_θ), with 0 ≤ c ≤ 1 the least-squares coefficient of f − f_θ on y − f_θ: what f
-                       has memorised of the targets beyond the mode, it does not know without them
+    Gaussian           f + V₋ r − c (y − f_θ), with 0 ≤ c ≤ 1 the least-squares coefficient of f − f_θ on y − f_θ: what
+                       f has memorised of the targets beyond the mode, it does not know without them
     other likelihoods  f + V₋ r
 """
 
