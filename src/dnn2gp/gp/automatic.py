@@ -4,7 +4,8 @@ Without validation data, leave-one-out at the mode of the linearised network cho
 the measurements that led here):
 
 1. If the leave-one-out NLL at the mode is below the NLL of the network on its own training data, by more than a
-   standard error, the network is underfit, and the GP predicts at the mode.
+   standard error, the network is underfit, and the GP predicts at the mode. Where an approximate covariance allows
+   leave-one-out only to first order, which overlooks what the mode has memorised, it never does.
 2. Otherwise it predicts around the network. The logits of the network are ρ times as large as those of the mode (root
    mean squares over the training data), so τ becomes ρτ but at least 1, and a becomes ½ min(1, ρ²) a.
 """
@@ -77,15 +78,7 @@ def by_leave_one_out(mode: Posterior, likelihood: Likelihood) -> Predictor:
     """Mean and calibration, for a posterior at the mode of the linearised network."""
     left = _LeaveOneOut.of(mode, likelihood)
     careful = left.best(sharper=False).calibration
-    if left.beats_network(careful):
-        if left.first_order:
-            warn_user(
-                "The GP predicts at the mode of the linearised network, which seems to be better than the network. "
-                f"With this {mode.description}, leave-one-out is known only to first order and may overlook that "
-                "the mode has memorised the training data: compare the GP with the network on data of its own, pass "
-                "validation=(x, y), or stay at the network with mean=NetworkOutput().",
-                NotAMinimumWarning,
-            )
+    if left.beats_network(careful) and not left.first_order:
         return Predictor(mode, left.best().calibration)
     return Predictor(at_network(mode), left.around_network(careful))
 
