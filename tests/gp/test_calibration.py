@@ -110,6 +110,17 @@ def test_an_underfit_network_predicts_at_the_mode():
     assert -gp.predict(test[0]).log_prob(test[1]).mean().item() < plain
 
 
+def test_leave_one_out_to_first_order_does_not_move_the_mean():
+    """With a small δ, some examples seem to determine their own output alone, where the covariance is approximate."""
+    network, train, validation, _ = _trained(epochs=0, examples=30)
+    gp = convert(network, train, CategoricalLikelihood(), 1e-2, structure=Kronecker())
+    assert gp.centre == NetworkOutput(sites_at_mode=True)
+    exact = convert(network, train, CategoricalLikelihood(), 1e-2)
+    assert exact.centre == LinearisedMode()
+    held = convert(network, train, CategoricalLikelihood(), 1e-2, structure=Kronecker(), validation=validation)
+    assert held.centre == LinearisedMode()
+
+
 @pytest.mark.parametrize("structure", [None, Kronecker()])
 def test_an_overfit_network_gets_better_not_worse(structure):
     for seed in range(3):

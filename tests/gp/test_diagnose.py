@@ -147,14 +147,35 @@ def test_numbers_of_a_regression(mean, outputs, space):
 
     check(found.network, f, torch.zeros_like(V))
     check(found.gp, f if around else mode, V)
-    check(found.network_left_out, f + shift, torch.zeros_like(V))
-    check(found.left_out, (f if around else mode) + shift, left)
+    towards = (case.y - mode).flatten()
+    share = np.clip(np.linalg.lstsq(towards.numpy()[:, None], (f - mode).flatten().numpy(), rcond=None)[0].item(), 0, 1)
+    without = f - share * (case.y - mode) + shift
+    check(found.network_left_out, without, torch.zeros_like(V))
+    check(found.left_out, without if around else mode + shift, left)
     assert found.deviation == pytest.approx(V.diagonal(dim1=1, dim2=2).mean().sqrt().item(), rel=1e-8)
     moved = 0.0 if around else (mode - f).square().mean().sqrt().item()
     assert found.moved == pytest.approx(moved, rel=1e-8)
     normal = stats.norm(case.y.numpy().mean(0), case.y.numpy().std(0, ddof=1))
     assert found.constant_nll == pytest.approx(-normal.logpdf(case.y.numpy()).sum(1).mean())
     assert found.units == "units of the targets"
+
+
+def test_a_network_that_interpolates_does_not_know_the_targets_left_out():
+    """Without its own target, it is estimated to predict what a ridge regression predicts."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(12, size, generator=generator, dtype=torch.float64) for size in (20, 1))
+    network = nn.Linear(20, 1, bias=False).double()
+    with torch.no_grad():
+        network.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
+    torch.testing.assert_close(network(x), y)
+    found = diagnose(convert(network, (x, y), GaussianLikelihood(0.5), 2.0))
+    kept = [torch.arange(12) != out for out in range(12)]
+    ridge = [torch.linalg.solve(x[k].T @ x[k] + 2.0 * 0.25 * torch.eye(20), x[k].T @ y[k]) for k in kept]
+    without = torch.stack([x[out] @ w for out, w in enumerate(ridge)])
+    assert found.network_left_out is not None
+    expected = -stats.norm(without.numpy(), 0.5).logpdf(y.numpy()).mean()
+    assert found.network_left_out.nll == pytest.approx(expected, rel=1e-8)
+    assert found.verdict != "bad" or "ignores the inputs" in str(found)
 
 
 def test_numbers_of_counts():

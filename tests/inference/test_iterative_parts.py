@@ -161,7 +161,7 @@ def test_without_a_difference_the_estimate_is_exact():
 
 def test_outputs_that_are_multiples_of_each_other_stay_so():
     """T has rank 1 then, and so has V."""
-    V, total, own, other = _coupled(16, K=1)
+    _, total, own, other = _coupled(16, K=1)
     rows = torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
     alone = estimate(total, own, other).covariance
     found = estimate(rows @ total @ rows.T, rows @ own, rows @ other).covariance

@@ -181,11 +181,21 @@ class FactoredJacobian:
         pulled = self.features.vjp(self.inputs, mixed)
         return self.precision.whiten(pulled.T.to(self.dtype)).T
 
-    def curvature(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
-        """ΦᵀΦ v, one chunk after the other, so that factors that are not kept are computed only once."""
+    def curvature(
+        self, vectors: Float[Tensor, "P S"], root: Float[Tensor, "N R Q"] | None = None
+    ) -> Float[Tensor, "P S"]:
+        """ΦᵀΦ v, or Φᵀ(S Sᵀ)Φ v with the roots S of each example.
+
+        One chunk after the other, so that factors that are not kept are computed only once.
+        """
         total = torch.zeros(vectors.shape, dtype=self.dtype, device=self.device)
-        for _, block in self.blocks("curvature of the data"):
-            total += block.pull(block.push(vectors))
+        for part, block in self.blocks("curvature of the data"):
+            sites = block.push(vectors)
+            if root is not None:
+                own = root[part].to(sites.dtype)
+                sites = own @ (own.mT @ sites)
+            total += block.pull(sites)
+            del sites
         return total
 
     def joined(self, other: FactoredJacobian) -> KeptFactors | None:

@@ -4,7 +4,8 @@ Without validation data, leave-one-out at the mode of the linearised network cho
 the measurements that led here):
 
 1. If the leave-one-out NLL at the mode is below the NLL of the network on its own training data, by more than a
-   standard error, the network is underfit, and the GP predicts at the mode.
+   standard error, the network is underfit, and the GP predicts at the mode. Where an approximate covariance allows
+   leave-one-out only to first order, which overlooks what the mode has memorised, it never does.
 2. Otherwise it predicts around the network. The logits of the network are ρ times as large as those of the mode (root
    mean squares over the training data), so τ becomes ρτ but at least 1, and a becomes ½ min(1, ρ²) a.
 """
@@ -23,6 +24,7 @@ from dnn2gp.gp.means import at_mode, at_network
 from dnn2gp.inference import Decomposition, Inference, Latent, LeftOut, LinearModel, Posterior, left_out
 from dnn2gp.inference.averages import averages
 from dnn2gp.inference.calibration import NONE, Calibration
+from dnn2gp.inference.choice import start_for
 from dnn2gp.likelihoods import CategoricalLikelihood, ClassificationLikelihood, GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import IllConditionedError, NotAMinimumWarning, NotConvergedError, warn_user
 from dnn2gp.support.memory import holding
@@ -58,7 +60,7 @@ def automatic(
     mode = None
     if expansion.targets is not None:  # otherwise, features are gradients
         try:
-            mode = _mode(method.rough(model, known), likelihood)
+            mode = at_mode(start_for(method, model, known), likelihood, method, None if method.exact else _ROUGH)
         except NotConvergedError as error:
             warn_user(
                 f"{error} The GP predicts around the network, without a calibration. If you can, pass a validation "
@@ -71,15 +73,11 @@ def automatic(
         return by_leave_one_out(mode, likelihood)
 
 
-def _mode(posterior: Posterior, likelihood: Likelihood) -> Posterior:
-    return at_mode(posterior, likelihood, None if posterior.exact else _ROUGH)
-
-
 def by_leave_one_out(mode: Posterior, likelihood: Likelihood) -> Predictor:
     """Mean and calibration, for a posterior at the mode of the linearised network."""
     left = _LeaveOneOut.of(mode, likelihood)
     careful = left.best(sharper=False).calibration
-    if left.beats_network(careful):
+    if left.beats_network(careful) and not left.first_order:
         return Predictor(mode, left.best().calibration)
     return Predictor(at_network(mode), left.around_network(careful))
 
@@ -109,6 +107,8 @@ class _LeaveOneOut:
     """f at the mode."""
     network: Float[Tensor, "n K"]
     """f_w."""
+    first_order: bool
+    """Whether the covariance allows leave-one-out only to first order."""
 
     @staticmethod
     def of(mode: Posterior, likelihood: Likelihood) -> _LeaveOneOut:
@@ -117,10 +117,10 @@ class _LeaveOneOut:
         few, own = _some(model.expansion, likelihood)
         latent = mode.latent(few.features, few.inputs)
         f = (latent.outputs + latent.shift).double()
-        left = _left_out(few, latent, mode)
+        left, first_order = _left_out(few, latent, mode)
         assert few.targets is not None
         network = few.features.outputs(few.inputs).double()
-        return _LeaveOneOut(own, few.targets, f + left.shift, left.covariance, f, network)
+        return _LeaveOneOut(own, few.targets, f + left.shift, left.covariance, f, network, first_order)
 
     def best(self, *, sharper: bool = True) -> Chosen:
         """The calibration with the smallest leave-one-out NLL."""
@@ -150,14 +150,14 @@ class _LeaveOneOut:
         return f.square().mean().sqrt()
 
 
-def _left_out(expansion: Expansion, latent: Latent, mode: Posterior) -> LeftOut:
-    """Leave-one-out, to first order where the covariance of a structure does not allow more."""
-    if mode.exact or mode.solves:
-        return left_out(expansion, latent, mode)
+def _left_out(expansion: Expansion, latent: Latent, mode: Posterior) -> tuple[LeftOut, bool]:
+    """Leave-one-out, and whether it is only its first order, where the covariance of a structure allows no more."""
+    if mode.solves:
+        return left_out(expansion, latent, mode), False
     try:
-        return LeftOut.of(expansion, latent)
+        return LeftOut.of(expansion, latent), False
     except IllConditionedError:
-        return LeftOut.infinitesimal(expansion, latent)
+        return LeftOut.infinitesimal(expansion, latent), True
 
 
 def _some(expansion: Expansion, likelihood: Likelihood) -> tuple[Expansion, Likelihood]:

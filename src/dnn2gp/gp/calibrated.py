@@ -16,6 +16,7 @@ from dnn2gp.gp.minimum import at_minimum
 from dnn2gp.inference import GaussNewtonStep, Latent, LinearisedMode, Posterior
 from dnn2gp.inference.averages import averages
 from dnn2gp.inference.calibration import Calibration
+from dnn2gp.inference.choice import start_for
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.data import read_data
@@ -48,7 +49,7 @@ def calibration_for(
                 "minimum. Convert with another mean=, or pass a validation set: gp.calibrated((inputs, targets))."
             )
         return calibration_at_mode(posterior, likelihood)
-    mode = posterior if expansion.moved is not None else at_mode(posterior, likelihood)
+    mode = posterior if expansion.moved is not None else _at_mode(posterior, likelihood)
     assert mode.model.expansion.moved is not None
     return calibration_at_network(mode.recentred(mode.model.expansion.moved), likelihood)
 
@@ -100,3 +101,9 @@ class HeldOut:
 
 def _is_minimum(posterior: Posterior) -> bool:
     return at_minimum(posterior.model.relative_gradient(), posterior.step_bound(), exact=posterior.exact)
+
+
+def _at_mode(posterior: Posterior, likelihood: Likelihood) -> Posterior:
+    """The posterior at the mode, found with this one if it can."""
+    start = posterior if posterior.solves else start_for(posterior.method, posterior.model)
+    return at_mode(start, likelihood, posterior.method)

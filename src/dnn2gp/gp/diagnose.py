@@ -16,7 +16,7 @@ from dnn2gp.gp.moved import units_of
 from dnn2gp.gp.scores import Scores, constant_nll
 from dnn2gp.gp.unseen import Seen
 from dnn2gp.gp.words import calibration_words, matters, percent, prior_words, share_words
-from dnn2gp.inference import Mean
+from dnn2gp.inference import GaussNewtonStep, Mean, NetworkOutput
 from dnn2gp.inference.calibration import Calibration
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.numbers import whole_number
@@ -155,7 +155,9 @@ class Diagnosis:
             f"The network is saturated: it is certain about {percent(self.uninformative)} of the examples (Λ near 0), "
             "which therefore do not constrain the weights, and the posterior stays near the prior."
         )
-        advice = "Raise δ (more weight decay) and retrain, or leave mean= out, so that Λ is that at the mode."
+        advice = "Raise δ (more weight decay) and retrain"
+        at_weights = self.mean in (GaussNewtonStep(), NetworkOutput())
+        advice += ", or leave mean= out, so that Λ is that at the mode." if at_weights else "."
         return Finding("saturation", CAUTION, reading, advice)
 
 

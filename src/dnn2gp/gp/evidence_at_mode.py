@@ -22,6 +22,7 @@ from dnn2gp.evidence.tuning_result import Trial, TuningResult
 from dnn2gp.features import NetworkFeatures
 from dnn2gp.gp.means import at_mode
 from dnn2gp.inference import Inference, LinearModel
+from dnn2gp.inference.choice import start_for
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network.layout import Layout
 from dnn2gp.weights.expansion import Expansion
@@ -46,7 +47,8 @@ def largest_evidence_at_mode(
     def negative(log_delta: float) -> float:
         prior = Gaussian.prior(exp(log_delta) * unit)
         model = LinearModel.from_laplace(expansion, prior)
-        value = evidence(at_mode(choose(model).infer(model), likelihood)).laplace
+        method = choose(model)
+        value = evidence(at_mode(start_for(method, model), likelihood, method)).laplace
         trials.append(Trial({PRECISION: exp(log_delta)}, {"evidence": value}))
         return -value
 

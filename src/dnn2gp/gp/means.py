@@ -15,6 +15,7 @@ from dnn2gp.inference import (
     Posterior,
     linearised_mode,
 )
+from dnn2gp.inference.choice import start_for
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.support.memory import holding
 
@@ -27,10 +28,9 @@ def with_mean(
         return method.infer_after(model, known)
     if isinstance(mean, NetworkOutput) and not mean.sites_at_mode:
         return at_network(method.infer_after(model, known))
-    if isinstance(mean, LinearisedMode) and model.expansion.quadratic:
-        found = method.infer_after(model, known)
-        return found if found.solves else at_mode(found, likelihood)  # one step is exact, and keeps more digits
-    found = at_mode(method.rough(model, known), likelihood)
+    if isinstance(mean, LinearisedMode) and model.expansion.quadratic and method.solves:
+        return method.infer_after(model, known)  # one step is exact, and keeps more digits
+    found = at_mode(start_for(method, model, known), likelihood, method)
     return at_network(found) if isinstance(mean, NetworkOutput) else found
 
 
@@ -47,13 +47,17 @@ def mean_of(posterior: Posterior) -> Mean:
     return NetworkOutput(sites_at_mode=moved is not None)
 
 
-def at_mode(posterior: Posterior, likelihood: Likelihood, tolerance: float | None = None) -> Posterior:
+def at_mode(
+    start: Posterior, likelihood: Likelihood, method: Inference | None = None, tolerance: float | None = None
+) -> Posterior:
     """With the sites at the mode of the linearised network, and centred there.
 
-    The memory of the given posterior is free afterwards if the caller does not keep it: `at_mode(method.infer(model))`.
+    `start` preconditions the search. Its memory is free afterwards if the caller does not keep it. `method` computes
+    the posterior at the mode; by default, that of `start`.
     """
-    with holding(posterior.bytes):
-        return posterior.method.infer(linearised_mode(posterior, likelihood, tolerance))
+    with holding(start.bytes):
+        model = linearised_mode(start, likelihood, tolerance)
+        return (method or start.method).infer(model)
 
 
 def at_network(posterior: Posterior) -> Posterior:

@@ -96,8 +96,9 @@ def warn_if_moved(posterior: Posterior, likelihood: Likelihood, network: nn.Modu
     retrain = " (tune.gradient trains and tunes)" if tuned is not None else ""
     warn_user(
         f"The weights are not at a minimum of the loss{prior}, so the mean of the GP differs from the network by "
-        f"{moved.outputs:.2g} {units_of(likelihood)} on the training data ({moved.relative:.2g} posterior "
+        f"about {moved.outputs:.2g} {units_of(likelihood)} on the training data ({moved.relative:.2g} posterior "
         "standard deviations): diagnose(gp) says whether that is better or worse, mean=NetworkOutput() keeps "
-        f"the predictions of the network, and training on all data at once{mode} brings the two together{retrain}.",
+        "the outputs of the network as the mean, and training on all data at once"
+        f"{mode} brings the two together{retrain}.",
         NotAMinimumWarning,
     )

@@ -6,6 +6,8 @@ or of a GP around it, was not obtained by minimising this loss, so that leaving 
 
     classification     ρ f₋, with ρ the ratio of the root mean squares of f and f_θ: logits on another scale, as in
                        the choice of the calibration (`dnn2gp.gp.automatic`)
+    Gaussian           f + V₋ r − c (y − f_θ), with 0 ≤ c ≤ 1 the least-squares coefficient of f − f_θ on y − f_θ: what
+                       f has memorised of the targets beyond the mode, it does not know without them
     other likelihoods  f + V₋ r
 """
 
@@ -113,10 +115,24 @@ class Seen:
 
     def _without(self, f: Float[Tensor, "n K"], mode: Float[Tensor, "n K"], found: LeftOut) -> Float[Tensor, "n K"]:
         """f without each example, where f is not at the mode."""
+        if isinstance(self.likelihood, GaussianLikelihood):
+            return f - self._memorised(f, mode) + found.shift
         size = self._size(mode)
         if not isinstance(self.likelihood, ClassificationLikelihood) or not bool(size > 0):
             return f + found.shift
         return self._size(f) / size * (mode + found.shift)
+
+    def _memorised(self, f: Float[Tensor, "n K"], mode: Float[Tensor, "n K"]) -> Float[Tensor, "n K"]:
+        """How much further than the mode a regression f has gone towards each target."""
+        targets = self.sites.targets
+        if targets is None:
+            return f.new_zeros(f.shape)
+        residual = targets.double() - mode
+        size = residual.square().sum()
+        if not bool(size > 0):
+            return f.new_zeros(f.shape)
+        share = ((f - mode) * residual).sum() / size
+        return share.clamp(0.0, 1.0) * residual
 
     def _size(self, f: Float[Tensor, "n K"]) -> Float[Tensor, ""]:
         """The root mean square of the outputs, without the constant that softmax does not see."""

@@ -40,6 +40,8 @@ def calibration_words(calibration: Calibration) -> str:
     if calibration.is_identity:
         return "no calibration"
     parts = [f"covariance scaled by a = {calibration.scale:.3g}"]
+    if calibration.scale == 0:
+        parts = ["covariance left out (a = 0), so .epistemic is 0 and .uncalibrated.epistemic that of the posterior"]
     if matters(calibration.temperature):
         parts.append(f"temperature τ = {calibration.temperature:.3g}")
     if matters(calibration.noise):

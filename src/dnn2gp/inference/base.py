@@ -64,6 +64,16 @@ class Inference(Choice):
 
     kinds: ClassVar[dict[str, type[Inference]]] = {}
 
+    @property
+    def exact(self) -> bool:
+        """Whether mean and covariance are those of the linear model rather than an approximation of them."""
+        return True
+
+    @property
+    def solves(self) -> bool:
+        """Whether products with Σ̃ are those of the linear model, so that its mean is known."""
+        return self.exact
+
     @abstractmethod
     def cost(self, num_sites: int, num_weights: int) -> Cost:
         """The cost for M sites and P weights."""
@@ -126,12 +136,12 @@ class Posterior(ABC):
     @property
     def exact(self) -> bool:
         """Whether mean and covariance are those of the linear model rather than an approximation of them."""
-        return True
+        return self.method.exact
 
     @property
     def solves(self) -> bool:
-        """Whether `covariance_matmul` is that of the linear model, so that the mean is known exactly."""
-        return self.exact
+        """Whether `covariance_matmul` is that of the linear model, so that the mean is known."""
+        return self.method.solves
 
     @property
     def moves(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dnn2gp.inference.base import Cost, Inference
+from dnn2gp.inference.base import Cost, Inference, Posterior
+from dnn2gp.inference.evidence_parts import Decomposition
 from dnn2gp.inference.iterative import Iterative
 from dnn2gp.inference.linear_model import LinearModel
 from dnn2gp.inference.weight_space import WeightSpace
@@ -13,6 +14,7 @@ MOST_OPERATIONS = 1e13
 _PER_SECOND = 2e10
 # Ranks and samples that are tried, the most accurate first.
 _LADDER = ((512, 64), (256, 64), (128, 32), (64, 16), (32, 16))
+_STARTS = (128, 64, 32, 16)
 
 
 def choose(model: LinearModel, inference: Inference | None = None, structure: Structure | None = None) -> Inference:
@@ -28,6 +30,17 @@ def choose(model: LinearModel, inference: Inference | None = None, structure: St
         return WeightSpace(structure)
     exact = _exact(model)
     return exact if structure == Dense() or _fits(exact, model) else _iterative(model)
+
+
+def start_for(method: Inference, model: LinearModel, known: Decomposition | None = None) -> Posterior:
+    """A posterior that preconditions a search for the mode: that of the method, if it solves linear systems."""
+    if method.solves:
+        return method.rough(model, known)
+    anchor = model.expansion.anchor
+    budget = model.expansion.features.budget()
+    kinds = [Iterative(rank=rank) for rank in _STARTS]
+    fits = (kind for kind in kinds if 4 * kind.bytes(len(anchor), anchor.element_size(), 0) <= budget)
+    return next(fits, kinds[-1]).rough(model)
 
 
 def costs(model: LinearModel) -> tuple[Cost, ...]:

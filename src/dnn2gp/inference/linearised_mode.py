@@ -112,7 +112,7 @@ class _Search:
             )
         features, inputs = expansion.features, expansion.inputs
         reserve = _MATRICES * posterior.bytes // 2
-        dtype = torch.float64 if posterior.exact or not posterior.solves else expansion.anchor.dtype
+        dtype = torch.float64 if posterior.exact else expansion.anchor.dtype
         jacobian = FactoredJacobian(features, inputs, dtype=dtype, reserve=reserve)
         zero = torch.zeros_like(expansion.anchor, dtype=torch.float64)
         moved = zero if expansion.moved is None else expansion.moved
@@ -157,8 +157,8 @@ class _Search:
         gradient = self.pull(residual) + self.prior(gap)
 
         def curvature(vector: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
-            pushed = root @ (root.mT @ self.push(vector).unsqueeze(-1))
-            return self.prior(vector) + self.pull(pushed.squeeze(-1))
+            bent = self.jacobian.curvature(vector[:, None].to(self.jacobian.dtype), root)
+            return self.prior(vector) + bent[:, 0].double()
 
         direction, iterations = conjugate_gradients(curvature, -gradient, self._precondition, self._accuracy())
         self.decrement = max(0.0, -(gradient @ direction).item()) ** 0.5

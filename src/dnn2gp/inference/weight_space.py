@@ -54,6 +54,10 @@ class WeightSpace(Inference):
     def __post_init__(self) -> None:
         Structure.checked("structure", self.structure)
 
+    @property
+    def exact(self) -> bool:
+        return self.structure.exact
+
     def options(self) -> dict[str, Any]:
         return {"structure": self.structure.encoded()}
 
@@ -110,10 +114,6 @@ class WeightSpacePosterior(Posterior):
     @property
     def description(self) -> str:
         return f"{self._precision.structure.name} posterior in {self.name}"
-
-    @property
-    def exact(self) -> bool:
-        return self._precision.structure.exact
 
     def precision(self) -> Precision:
         return self._precision

@@ -58,11 +58,19 @@ class Iterative(Inference):
         if not 0 < self.tolerance < 1:
             raise InputError(f"tolerance: expected a number between 0 and 1, e.g. 0.05; got {self.tolerance!r}.")
 
+    @property
+    def exact(self) -> bool:
+        return False
+
+    @property
+    def solves(self) -> bool:
+        return True
+
     def cost(self, num_sites: int, num_weights: int) -> Cost:
         """4 M P operations for each column of the basis, and for each iteration of each sample."""
         rank = min(self.rank, num_weights)
         columns = rank + self.samples * self.max_iterations / 2
-        return Cost(self.name, rank, 4.0 * num_sites * num_weights * columns, self._bytes(num_weights, 4))
+        return Cost(self.name, rank, 4.0 * num_sites * num_weights * columns, self.bytes(num_weights, 4))
 
     def decomposition(self, model: LinearModel) -> Decomposition:
         """Ritz values of ΦᵀΦ with their weights, by block Gauss quadrature."""
@@ -98,7 +106,7 @@ class Iterative(Inference):
 
     def rough(self, model: LinearModel, known: Decomposition | None = None) -> IterativePosterior:
         """Without samples: a preconditioner."""
-        curvature = self._curvature(model)
+        curvature = self._curvature(model, samples=0)
         nystrom = Nystrom.of(self._known(curvature, model, known))
         return IterativePosterior(self, model, nystrom, Samples.none(nystrom.root), curvature)
 
@@ -132,7 +140,7 @@ class Iterative(Inference):
     def _basis(self, curvature: Curvature, model: LinearModel) -> tuple[Basis, float | None]:
         """A basis from random columns; for a Gaussian likelihood, also from Φᵀỹ, with ‖ỹ‖²."""
         size = curvature.num_weights
-        width = max(1, min(_BLOCK, min(self.rank, size) // _ROUNDS))
+        width = self._width(size)
         start = curvature.random((size, width), self._generator(model, 0))
         if not model.expansion.quadratic or width == 1:
             return Basis.of(curvature.matmul, start, self.rank, width), None
@@ -140,9 +148,9 @@ class Iterative(Inference):
         start[:, 0] = curvature.pull(outputs)[:, 0]
         return Basis.of(curvature.matmul, start, self.rank, width - 1), outputs.double().square().sum().item()
 
-    def _curvature(self, model: LinearModel) -> Curvature:
+    def _curvature(self, model: LinearModel, samples: int | None = None) -> Curvature:
         anchor, features = model.expansion.anchor, model.expansion.features
-        needed = self._bytes(len(anchor), anchor.element_size())
+        needed = self.bytes(len(anchor), anchor.element_size(), samples)
         require(
             needed,
             features.budget(),
@@ -151,10 +159,15 @@ class Iterative(Inference):
         )
         return Curvature(model, needed)
 
-    def _bytes(self, num_weights: int, itemsize: int) -> int:
+    def bytes(self, num_weights: int, itemsize: int, samples: int | None = None) -> int:
         """The basis with its rotation, and the samples with their residuals, directions and images."""
         rank = min(self.rank, num_weights)
-        return itemsize * num_weights * (2 * rank + 2 * _BLOCK + 8 * self.samples)
+        columns = 2 * rank + 2 * self._width(num_weights) + 8 * (self.samples if samples is None else samples)
+        return itemsize * num_weights * columns
+
+    def _width(self, num_weights: int) -> int:
+        """Columns that are multiplied with the curvature at a time."""
+        return max(1, min(_BLOCK, min(self.rank, num_weights) // _ROUNDS))
 
     def _generator(self, model: LinearModel, stream: int) -> torch.Generator:
         generator = torch.Generator(device=model.expansion.anchor.device)

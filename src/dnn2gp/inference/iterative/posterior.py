@@ -56,14 +56,6 @@ class IterativePosterior(Posterior):
         return f"{self.name} posterior (rank {self.nystrom.root.shape[1]}, {self.num_samples} samples{error})"
 
     @property
-    def exact(self) -> bool:
-        return False
-
-    @property
-    def solves(self) -> bool:
-        return True
-
-    @property
     def num_samples(self) -> int:
         """S."""
         return self.samples.own.shape[1]
