@@ -15,7 +15,7 @@ from dnn2gp import CategoricalLikelihood, FunctionSpace, GaussianLikelihood, Kro
 from dnn2gp.gp.automatic import automatic
 from dnn2gp.inference import GaussNewtonStep, LinearisedMode, NetworkOutput
 from dnn2gp.inference.calibration import Calibration
-from dnn2gp.support.errors import InputError, NotAMinimumWarning
+from dnn2gp.support.errors import InputError, NotAMinimumWarning, NotFiniteError
 
 from problems import problem
 from reference import brute_force, linearised
@@ -141,6 +141,28 @@ def test_validation_is_at_least_temperature_scaling():
         around = convert(network, train, CategoricalLikelihood(), mean=NetworkOutput(), validation=held)
         assert -around.predict(held[0]).log_prob(held[1]).mean().item() <= scaled + 1e-3
         assert around.centre == NetworkOutput()
+
+
+def test_errors_name_the_validation_set():
+    network, train, (x, y), _ = _trained(epochs=1)
+    gp = convert(network, train, CategoricalLikelihood(), 1.0)
+    for data, match in [
+        ((x[:0], y[:0]), "validation, inputs: expected at least one example"),
+        ((x, y + 1), r"validation, targets: expected labels 0\.\.2"),
+        ((x[:, :1], y), "validation, inputs: the network's forward fails"),
+        (x, "validation, data: expected a pair"),
+    ]:
+        with pytest.raises(InputError, match=match):
+            convert(network, train, CategoricalLikelihood(), 1.0, validation=data)
+        with pytest.raises(InputError, match=match):
+            gp.calibrated(data)
+
+
+def test_validation_targets_that_overflow():
+    x = torch.linspace(-1, 1, 10, dtype=torch.float64)[:, None]
+    gp = convert(nn.Linear(1, 1).double(), (x, x.sin()), GaussianLikelihood(0.1), 1.0)
+    with pytest.raises(NotFiniteError, match="validation: the targets are so far from the predictions"):
+        gp.calibrated((x, 1e200 * x))
 
 
 def test_regression_is_calibrated_by_its_scale_and_noise():

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from dnn2gp import CategoricalLikelihood, FunctionSpace, WeightSpace, convert
-from dnn2gp.inference import GaussNewtonStep
+from dnn2gp.inference import GaussNewtonStep, NetworkOutput
+from dnn2gp.support.errors import IllConditionedError
 
 from reference import brute_force
 
@@ -58,3 +59,12 @@ def test_epistemic(trained, inference, delta):
     for result in (prediction.std, prediction.probit(), prediction.monte_carlo(50)):
         assert result.isfinite().all()
         assert result.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("delta", [1e-16, 1e-18, 1e-20])
+def test_a_prior_precision_that_leaves_no_digits(trained, dtype, delta):
+    module, x, labels = copy.deepcopy(trained[0]).to(dtype), trained[1].to(dtype), trained[2]
+    gp = convert(module, (x, labels), CategoricalLikelihood(), delta, mean=NetworkOutput())
+    with pytest.raises(IllConditionedError, match=r"variance of the logits at input 0.*Use a larger prior precision"):
+        gp.predict(x)

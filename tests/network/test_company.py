@@ -9,6 +9,7 @@ from torch import nn
 from dnn2gp import GaussianLikelihood, convert
 from dnn2gp.features import JacobianFeatures, LayerwiseFeatures
 from dnn2gp.network import Network
+from dnn2gp.network.separate import separate
 from dnn2gp.support.errors import NetworkError
 
 
@@ -119,3 +120,46 @@ def test_outputs_that_hide_the_company(mix, features):
     x = data()
     with pytest.raises(NetworkError, match=r"derivatives .* depend on the rest of the batch"):
         convert(Mixed(hidden).double(), (x, x[:, :1]), GaussianLikelihood(1.0), 1.0, features=features)
+
+
+class Rescaled(nn.Module):
+    """Divides whole batches that look like bytes by 255."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+    def forward(self, x):
+        return self.inner(x / 255 if x.max() > 9 else x)
+
+
+@pytest.mark.parametrize("call", ["predict", "mean", "covariance", "kernel", "samples"])
+def test_a_dependence_that_only_new_inputs_show_is_refused(call):
+    torch.manual_seed(0)
+    x = torch.randn(20, 3, dtype=torch.float64)
+    gp = convert(Rescaled().double(), (x, torch.randn(20, 2).double()), GaussianLikelihood(1.0), 1.0)
+    new = torch.cat([x[:3], 100 * x[3:5].abs()])
+    calls = {
+        "predict": gp.predict,
+        "mean": gp.mean,
+        "covariance": gp.covariance,
+        "kernel": lambda inputs: gp.kernel.full(x[:2], inputs),
+        "samples": gp.sample_functions(2),
+    }
+    with pytest.raises(NetworkError, match="rest of the batch"):
+        calls[call](new)
+    calls[call](new[:3])
+    calls[call](new[3:])
+    calls[call](new[:1])
+
+
+def test_networks_that_need_no_check_are_recognised():
+    layers = [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Sequential(nn.Flatten(), nn.Linear(8, 2))]
+    assert separate(nn.Sequential(*layers))
+    assert not separate(nn.Sequential(*layers, Mixed(torch.tanh)))
+    assert not separate(nn.Sequential(nn.Flatten(0), nn.Linear(3, 1)))
+    assert not separate(nn.BatchNorm1d(3, track_running_stats=False))
+    hooked = nn.Linear(3, 1)
+    hooked.register_forward_hook(lambda module, inputs, output: output - output.mean(0))
+    assert not separate(nn.Sequential(hooked))
+    assert not separate(nn.utils.parametrizations.weight_norm(nn.Linear(3, 1)))

@@ -479,6 +479,16 @@ def test_a_likelihood_of_another_kind_is_refused(path) -> None:
         load(path, fresh(), likelihood=BernoulliLikelihood())
 
 
+def test_a_likelihood_with_another_noise_is_refused(path) -> None:
+    x, y = regression()
+    gp = convert(mlp(), (x, y), NOISE, DELTA)
+    save(gp, path)
+    unchanged(gp, load(path, fresh(), likelihood=NOISE), x)
+    for other in (GaussianLikelihood(2 * NOISE.sigma), GaussianLikelihood(NOISE.sigma.expand(2)), GaussianLikelihood()):
+        with pytest.raises(InputError, match="likelihood: expected the sigma with which the GP was saved"):
+            load(path, fresh(), likelihood=other)
+
+
 def test_a_network_that_computes_something_else_is_refused(path) -> None:
     x, y = regression()
     save(convert(mlp(), (x, y), NOISE, DELTA), path)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from dnn2gp import CategoricalLikelihood, convert
+from dnn2gp import BernoulliLikelihood, CategoricalLikelihood, PoissonLikelihood, convert
 from dnn2gp.network import Network
 from dnn2gp.support.errors import InputError, NetworkError, TrainModeWarning
 
@@ -274,6 +274,14 @@ class Output:
 )
 def test_other_outputs_than_a_tensor(after, kind) -> None:
     refused(Head(after), f"return one tensor; got {kind}. Wrap the network in a module")
+
+
+@pytest.mark.parametrize(
+    ("after", "kind"), [(Tensor.to_sparse, "sparse"), (lambda o: torch.nested.as_nested_tensor(list(o)), "nested")]
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_outputs_that_are_not_dense(after, kind) -> None:
+    refused(Head(after), f"return a dense tensor; got a {kind} one")
 
 
 @pytest.mark.parametrize(
@@ -631,6 +639,47 @@ def test_bad_labels(targets: Tensor, match: str) -> None:
     module, (x, _) = mlp(), regression(4)
     with untouched(module), pytest.raises(InputError, match=match):
         convert(module, (x, targets), CategoricalLikelihood(), DELTA)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_targets(dtype: torch.dtype) -> None:
+    x, y = regression(4)
+    given, labels = (y > 0).to(dtype), torch.tensor([0, 1, 0, 1])
+    for likelihood, expected, same in [
+        (CategoricalLikelihood(), labels, labels.to(dtype)),
+        (BernoulliLikelihood(), given.long(), given),
+        (PoissonLikelihood(), given.long(), given),
+    ]:
+        gp = convert(mlp(), (x, same), likelihood, DELTA)
+        assert gp.evidence() == convert(mlp(), (x, expected), likelihood, DELTA).evidence()
+        assert torch.equal(gp.predict(x).log_prob(same), gp.predict(x).log_prob(expected))
+
+
+def test_unsigned_labels_out_of_range() -> None:
+    with pytest.raises(InputError, match=r"expected labels 0..1"):
+        convert(mlp(), (regression(2)[0], torch.tensor([0, 2**64 - 1], dtype=torch.uint64)), CategoricalLikelihood(), 1)
+
+
+def test_targets_without_values_for_log_prob() -> None:
+    x, y = regression()
+    prediction = convert(mlp(), (x, y), NOISE, DELTA).predict(x)
+    with pytest.raises(InputError, match="targets: expected a dense tensor with data; got a sparse tensor"):
+        prediction.log_prob(y.to_sparse())
+
+
+def test_calls_inside_of_torch_func() -> None:
+    module, (x, y) = mlp(), regression()
+    gp = convert(module, (x, y), NOISE, DELTA)
+    calls = [
+        lambda z: gp.predict(z).mean.sum(),
+        lambda z: gp.covariance(z).sum(),
+        lambda z: convert(module, (x, y), NOISE, DELTA).predict(z).mean.sum(),
+    ]
+    for call in calls:
+        with untouched(module), pytest.raises(InputError, match=r"outside of torch\.func.*torch\.autograd"):
+            torch.func.grad(call)(x)
+        with untouched(module), pytest.raises(InputError, match=r"outside of torch\.func"):
+            torch.vmap(call)(x[:, None])
 
 
 def test_brute_force_sees_frozen_weights_as_the_library_does() -> None:

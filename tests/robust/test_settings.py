@@ -209,6 +209,8 @@ PRIORS = {
     "negative layer": ({"0": 1.0, "2": -3.0}, r"got -3 \(1 of 2"),
     "complex": (torch.ones(2, dtype=torch.complex64), "got a tensor of torch.complex64"),
     "bool": (torch.ones(2, dtype=torch.bool), "got a tensor of torch.bool"),
+    "meta": (torch.ones(26, device="meta"), "prior_precision: expected a dense tensor with data; got a meta tensor"),
+    "sparse": (torch.ones(26).to_sparse(), "got a sparse tensor. Use tensor.to_dense"),
 }
 
 
@@ -218,6 +220,14 @@ def test_bad_priors(kind: str) -> None:
     module = mlp()
     with untouched(module), pytest.raises(InputError, match=match):
         convert(module, regression(), NOISE, value)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "kind"), [(torch.ones(2, device="meta"), "meta"), (torch.ones(2).to_sparse(), "sparse")]
+)
+def test_a_sigma_without_values(sigma: torch.Tensor, kind: str) -> None:
+    with pytest.raises(InputError, match=f"sigma: expected a dense tensor with data; got a {kind} tensor"):
+        GaussianLikelihood(sigma)
 
 
 @quiet

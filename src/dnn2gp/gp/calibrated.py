@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import final
 
 from jaxtyping import Shaped
@@ -21,7 +22,7 @@ from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs
-from dnn2gp.support.errors import InputError
+from dnn2gp.support.errors import InputError, NotFiniteError
 
 
 def calibration_for(
@@ -83,9 +84,12 @@ class HeldOut:
             raise InputError(
                 "validation: the noise of this GP was given for each training example, so it is unknown for others."
             )
-        given = read_data(validation)
-        inputs = network.check_inputs(given.inputs)
-        targets = likelihood.targets_for(given.targets, given.num_examples, network.output_shape, network.dtype)
+        try:
+            given = read_data(validation)
+            inputs = network.check_inputs(given.inputs)
+            targets = likelihood.targets_for(given.targets, given.num_examples, network.output_shape, network.dtype)
+        except InputError as error:
+            raise InputError(f"validation, {error}") from error
         return HeldOut(inputs, targets.to(network.device), likelihood)
 
     def best(self, latent: Latent) -> Chosen:
@@ -96,6 +100,11 @@ class HeldOut:
         found = averages(self.likelihood, latent.outputs + latent.shift, latent.covariance, POINTS)
         both = best_calibration(found, self.targets, self.likelihood)
         alone = best_calibration(found, self.targets, self.likelihood, scale=0.0)
+        if not (isfinite(both.nll) or isfinite(alone.nll)):
+            raise NotFiniteError(
+                "validation: the targets are so far from the predictions that their log density is not finite for any "
+                "calibration. Check that they have the units of the training targets."
+            )
         return both if both.nll + 1 / len(self.targets) < alone.nll else alone
 
 

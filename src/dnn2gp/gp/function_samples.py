@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dnn2gp.features import NetworkFeatures, StackedFeatures
 from dnn2gp.inference.predictive import finite
-from dnn2gp.network.inputs import Inputs, check_inputs
+from dnn2gp.network.inputs import Inputs
 
 
 @final
@@ -29,7 +29,7 @@ class FunctionSamples:
     def __call__(self, inputs: Inputs) -> Float[Tensor, "S N *shape"]:
         """The values of each function at the inputs."""
         network = self.features.network
-        inputs = network.check_inputs(check_inputs(inputs), keep_graph=True)
+        inputs = self.features.checked_new(inputs)
         moves = (self.weights - self.anchor).T
         values = self.features.outputs(inputs)[..., None] + self.features.jvp(inputs, moves)
         values = finite(values, "sample of f").unflatten(1, (-1, network.num_outputs)).mean(1)

@@ -38,7 +38,7 @@ from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.anomalies import anomalies_explained
 from dnn2gp.network.data import read_data
-from dnn2gp.network.inputs import Inputs, check_inputs
+from dnn2gp.network.inputs import Inputs
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import require
 from dnn2gp.support.numbers import whole_number
@@ -281,4 +281,4 @@ class GaussianProcess:
         return finite(values, "mean of f").reshape(len(values), *self.network.output_shape)
 
     def _checked(self, inputs: Inputs) -> Inputs:
-        return self.network.check_inputs(check_inputs(inputs), keep_graph=True)
+        return self.features.checked_new(inputs)

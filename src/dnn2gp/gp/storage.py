@@ -222,6 +222,7 @@ def _likelihood(given: Likelihood | None, name: str, state: dict[str, Tensor]) -
             raise InputError(
                 f"likelihood: expected a {name!r} likelihood, with which the GP was saved; got a {given.name!r} one."
             )
+        _check_parameters(given, state)
         return given.detached()
     if name == CustomLikelihood.name:
         raise InputError(
@@ -229,6 +230,19 @@ def _likelihood(given: Likelihood | None, name: str, state: dict[str, Tensor]) -
             "load(..., likelihood=...)."
         )
     return likelihood_from_state(name, state)
+
+
+def _check_parameters(given: Likelihood, saved: dict[str, Tensor]) -> None:
+    """A given likelihood must have the parameters of the saved one, with which the posterior was computed."""
+    if isinstance(given, CustomLikelihood):
+        return
+    own = {name: tensor.to(saved[name]) for name, tensor in given.state().items() if name in saved}
+    wrong = [name for name, tensor in saved.items() if name not in own or not torch.equal(own[name], tensor)]
+    if wrong:
+        raise InputError(
+            f"likelihood: expected the {', '.join(wrong)} with which the GP was saved; got another. Leave likelihood= "
+            "out, and pass the noise of new inputs to predict(inputs, likelihood=...)."
+        )
 
 
 def _expansion(

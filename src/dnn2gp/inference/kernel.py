@@ -75,6 +75,5 @@ class Kernel:
         return product(inputs, self.precision, other, out=as_path(out))
 
     def _checked(self, inputs: Inputs, other: Inputs | None) -> tuple[Inputs, Inputs | None]:
-        check = self.features.network.check_inputs
-        checked = check(check_inputs(inputs), keep_graph=True)
-        return checked, None if other is None else check(check_inputs(other), keep_graph=True)
+        check = self.features.checked_new
+        return check(inputs), None if other is None else check(other)

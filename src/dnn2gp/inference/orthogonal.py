@@ -72,24 +72,28 @@ def affordable(model: LinearModel, norm: float, num_bytes: int) -> bool:
     return False
 
 
+_ACCURATE = {
+    False: "Use float64 (network.double(), and data in float64), or a larger noise σ or prior precision δ.",
+    True: "Use a larger noise σ or prior precision δ.",
+}
+
+
 def check_rounding(posterior: Posterior, norm: float) -> None:
     """Raise if the rounding of J, in the dtype of the network, moves predictions by more than they may be off.
 
     Rounded rows Φ + ΔΦ move the posterior mean by Σ̃ ΔΦᵀα with α = Sᵀ(ỹ − Jμ), and ΔΦᵀα, of length up to ε‖Φ‖‖α‖, points
-    in a random direction of the P weights; ΔΦ itself changes the variance. No factorisation can mend this. In float64
-    the other limits come first.
+    in a random direction of the P weights; ΔΦ itself changes the variance. No factorisation can mend this.
     """
     expansion = posterior.model.expansion
     dtype = expansion.anchor.dtype
-    if not expansion.quadratic or dtype == torch.float64:
+    if not expansion.quadratic:
         return
     largest = posterior.model.white_residual(posterior.step).abs().max().item()
     moved = torch.finfo(dtype).eps / 2 * norm**0.5 * max(1.0, largest) / expansion.features.num_weights**0.5
     if moved > 0.8 * _REFUSED:
         raise IllConditionedError(
             f"With this noise and prior (‖SᵀKS‖ = {norm:.2g}), the rounding of the network's Jacobian in {dtype} moves "
-            f"predictions by about {moved:.1g} standard deviations. Use float64 (network.double(), and data in "
-            "float64), or a larger noise σ or prior precision δ."
+            f"predictions by about {moved:.1g} standard deviations. {_ACCURATE[dtype == torch.float64]}"
         )
 
 

@@ -11,12 +11,15 @@ from torch import Tensor
 
 from dnn2gp.inference.answers import Answers
 from dnn2gp.inference.calibration import NONE, Calibration
-from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
+from dnn2gp.likelihoods import CategoricalLikelihood, ClassificationLikelihood, Likelihood
 from dnn2gp.network.inputs import all_finite
-from dnn2gp.support.errors import InputError, NotFiniteError, NotPositiveDefiniteError
+from dnn2gp.support.errors import IllConditionedError, InputError, NotFiniteError, NotPositiveDefiniteError
 from dnn2gp.support.memory import default_budget, require
 from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.randomness import normal, own_generator
+
+# The largest error of the variance of a difference between logits, relative to that variance, or to 1 if it is smaller.
+_LOST = 1e-2
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +155,8 @@ class Predictive(Moments, Answers):
 
     def __post_init__(self) -> None:
         self.calibration.applied_to(self.likelihood)
+        if isinstance(self.likelihood, CategoricalLikelihood):
+            check_differences(self.latent_covariance.detach())
 
     def __repr__(self) -> str:
         return f"Predictive({len(self.outputs)} inputs, outputs of shape {self.output_shape})"
@@ -265,6 +270,29 @@ class Predictive(Moments, Answers):
                 "inputs. Pass the noise of these inputs: predict(inputs, "
                 "likelihood=GaussianLikelihood(sigma_for_these_inputs))."
             )
+
+
+def check_differences(covariance: Float[Tensor, "N K K"]) -> None:
+    """Raise if the variance of a constant added to all logits covers the variance of a difference between them.
+
+    The former is limited by the prior alone, and its rounding error enters the latter. An error that is small beside 1
+    changes no probability.
+    """
+    lost = torch.finfo(covariance.dtype).eps / 2 * covariance.abs().amax((1, 2))
+    rows = (lost > _LOST).nonzero()[:, 0]
+    if len(rows) == 0:
+        return
+    classes = torch.eye(covariance.shape[1], dtype=covariance.dtype, device=covariance.device)
+    steps = classes[1:] - classes[:1]
+    smallest = torch.linalg.eigvalsh(steps @ covariance[rows] @ steps.mT)[:, 0]
+    bad = lost[rows] > _LOST * smallest.clamp(min=1.0)
+    if bad.any():
+        row = int(rows[bad][0])
+        raise IllConditionedError(
+            f"The variance of the logits at input {row} is {covariance[row].abs().max().item():.2g}, mostly that of a "
+            "constant that is added to all of them and changes no probability. Its rounding error, about "
+            f"{lost[row].item():.1g}, covers the variance of their differences. Use a larger prior precision δ."
+        )
 
 
 def psd_root(covariance: Float[Tensor, "*B K K"]) -> Float[Tensor, "*B K K"]:

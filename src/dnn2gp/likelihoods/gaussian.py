@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dnn2gp.likelihoods.base import Likelihood, check_state_keys
 from dnn2gp.likelihoods.targets import require_columns, require_dtype, require_finite, require_targets
+from dnn2gp.network.inputs import check_dense
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.numbers import as_float
 from dnn2gp.support.randomness import own_generator
@@ -41,6 +42,7 @@ class GaussianLikelihood(Likelihood):
                 f"sigma: expected a number or a tensor; got {type(sigma).__name__}. Put several values into a tensor."
             )
         given = sigma if isinstance(sigma, Tensor) else torch.tensor(as_float(sigma), dtype=torch.float64, device="cpu")
+        check_dense(given, "sigma")
         self.sigma = given.clone()
         _check_sigma(self.sigma)
 

@@ -8,7 +8,11 @@ import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
+from dnn2gp.network.inputs import check_dense
 from dnn2gp.support.errors import InputError
+
+# Integers that torch stores, but does not compare.
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def describe(targets: Tensor) -> str:
@@ -17,18 +21,22 @@ def describe(targets: Tensor) -> str:
 
 
 def require_targets(targets: object, num_examples: int) -> Shaped[Tensor, "N ..."]:
-    """`targets`, if it is a tensor whose first dimension runs over the examples."""
+    """`targets`, if it is a dense tensor whose first dimension runs over the examples.
+
+    Unsigned integers that torch does not compare become int64; from 2⁶³ on they are negative, which is refused later.
+    """
     if not isinstance(targets, Tensor):
         raise InputError(
             f"targets: expected a torch.Tensor; got {type(targets).__name__}. Use torch.as_tensor(targets)."
         )
+    check_dense(targets, "targets")
     if targets.ndim == 0 or targets.shape[0] != num_examples:
         count = "a single number" if targets.ndim == 0 else f"{targets.shape[0]} targets"
         raise InputError(
             f"targets: expected one target for each of the {num_examples} examples; got {count} ({describe(targets)}). "
             "Pass the targets of exactly these inputs, in the same order, with the examples along the first dimension."
         )
-    return targets
+    return targets.to(torch.int64) if targets.dtype in _UNSIGNED else targets
 
 
 def require_columns(targets: Shaped[Tensor, "N ..."], num_outputs: int) -> Shaped[Tensor, "N K"]:

@@ -71,18 +71,31 @@ def check_inputs(inputs: object, what: str = "inputs") -> Inputs:
 
 
 def check_kind(tensor: Tensor, what: str) -> None:
-    """Refuse tensors without data or without strides, and a default device on which results would have no data."""
+    """Refuse tensors that are not dense, and places where results would have no data of their own.
+
+    Those are a default device of meta, and functions that torch.func transforms, whose tensors stand for several.
+    """
+    check_dense(tensor, what)
+    if torch.empty(0).is_meta:
+        raise InputError(
+            f"{what}: expected a default device that holds data; got meta. Call dnn2gp outside of torch.device('meta') "
+            "and after torch.set_default_device('cpu')."
+        )
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise InputError(
+            f"{what}: expected a call outside of torch.func; got one inside of vmap, grad or another transform. "
+            "Pass all inputs at once, and differentiate with torch.autograd: inputs.requires_grad_()."
+        )
+
+
+def check_dense(tensor: Tensor, what: str) -> None:
+    """Refuse tensors without data or without strides."""
     kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else None
     kind = "sparse" if kind is None and tensor.layout != torch.strided else kind
     if kind is not None:
         advice = {"meta": "Load its values: it has a shape, but no data", "sparse": "Use tensor.to_dense()"}
         raise InputError(
             f"{what}: expected a dense tensor with data; got a {kind} tensor. {advice.get(kind, 'Convert it')}."
-        )
-    if torch.empty(0).is_meta:
-        raise InputError(
-            f"{what}: expected a default device that holds data; got meta. Call dnn2gp outside of torch.device('meta') "
-            "and after torch.set_default_device('cpu')."
         )
 
 

@@ -101,6 +101,12 @@ def check_tensor(outputs: object) -> Tensor:
             f"network: expected forward to return one tensor; got {type(outputs).__name__}. Wrap the network in a "
             "module whose forward returns the tensor (e.g. the logits)."
         )
+    if outputs.is_nested or outputs.layout != torch.strided:
+        kind = "nested" if outputs.is_nested else "sparse"
+        raise NetworkError(
+            f"network: expected forward to return a dense tensor; got a {kind} one. Convert it at the end of forward, "
+            "e.g. with outputs.to_dense()."
+        )
     return outputs
 
 

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dnn2gp.network.inputs import check_dense
 from dnn2gp.network.layout import Layout
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.numbers import as_float, positive_number, whole_number
@@ -56,6 +57,7 @@ def _real(value: object, expected: str) -> Tensor:
     if isinstance(value, Real) and not isinstance(value, bool):
         return torch.tensor(as_float(value), dtype=torch.float64)
     if isinstance(value, Tensor) and not value.is_complex() and value.dtype != torch.bool:
+        check_dense(value, "prior_precision")
         return value.detach()
     kind = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else repr(value)
     raise InputError(f"prior_precision: expected {expected}; got {kind}. Use e.g. prior_precision=1.0.")

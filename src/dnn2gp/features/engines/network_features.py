@@ -33,6 +33,8 @@ _PASS = 512
 _FEW = 3
 # How much more memory a pass takes than its tensors: what one layer frees, malloc often cannot give to the next.
 _SLACK = 2.0
+# How many times more than that of numbers of the usual size rounding may be for new inputs: it grows with their size.
+_NEW = 1e5
 
 
 class NetworkFeatures(FeatureMap):
@@ -244,6 +246,17 @@ class NetworkFeatures(FeatureMap):
                 f"network: its outputs do not depend on its trainable weights in a differentiable way ({error}). "
                 "Look for (a) detach(), .data, no_grad or argmax in forward, (b) layers without a derivative."
             ) from error
+
+    def checked_new(self, inputs: Inputs) -> Inputs:
+        """Inputs that the network has not seen, with their graph; none of them may depend on the others.
+
+        Code such as `if x.max() > 1: x = x / 255` treats some batches differently, which training data may not show.
+        """
+        inputs = self.network.check_inputs(check_inputs(inputs), keep_graph=True)
+        if num_examples(inputs) > 1 and not self.network.separate:
+            apart = map_inputs(torch.Tensor.detach, inputs)
+            self.network.check_company(apart, self.outputs, self.rounding_scale, _NEW)
+        return inputs
 
     @torch.inference_mode(False)
     def _check_company(self, inputs: Inputs) -> float:

@@ -45,6 +45,10 @@ class _SeveralMaps(FeatureMap):
     def check(self, inputs: Inputs) -> Inputs:
         return self.maps[0].check(inputs)
 
+    def checked_new(self, inputs: Inputs) -> Inputs:
+        """See `NetworkFeatures.checked_new`."""
+        return self.maps[0].checked_new(inputs)
+
     def least_bytes(self, inputs: Inputs, num_rows: int) -> int:
         return num_rows * self.anchor.nbytes
 
