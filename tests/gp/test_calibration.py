@@ -132,6 +132,44 @@ def test_validation_is_at_least_temperature_scaling():
         assert around.centre == NetworkOutput()
 
 
+def test_a_few_validation_examples_do_not_choose_the_mode():
+    """Both means with their best temperature by brute force: the mode gains more than 1/N, but less than its error."""
+    network, train, held, _ = _trained(1, epochs=60)
+    x, y = held[0][:20], held[1][:20]
+    w, delta = brute_force.flat_weights(network), 1.0
+    f, J = brute_force.outputs(network, train[0]), brute_force.jacobian(network, train[0])
+    theta = linearised.mode(J, f, w, train[1], brute_force.categorical, torch.full_like(w, delta))
+    outputs = brute_force.outputs(network, x)
+    found = []
+    for logits in (outputs, outputs + brute_force.jacobian(network, x) @ (theta - w)):
+        taus = np.exp(np.linspace(-2, 3, 2001))
+        values = [nn.functional.cross_entropy(logits / t, y).item() + 0.5 * np.log(t) ** 2 / 20 for t in taus]
+        tau = taus[int(np.argmin(values))]
+        found.append((tau, -nn.functional.cross_entropy(logits / tau, y, reduction="none")))
+    gains = found[1][1] - found[0][1]
+    assert 1 / 20 < gains.mean() < 2 * gains.std() / math.sqrt(20)
+    gp = convert(network, train, CategoricalLikelihood(), delta, validation=(x, y))
+    assert gp.centre == NetworkOutput(sites_at_mode=True)
+    assert gp.calibration.scale == 0
+    assert gp.calibration.temperature == pytest.approx(found[0][0], rel=5e-3)
+
+
+def test_an_underfit_network_predicts_at_the_mode_with_validation_data():
+    network, train, held, test = _trained(epochs=0, examples=200)
+    few = held[0][:10], held[1][:10]
+    gp = convert(network, train, CategoricalLikelihood(), validation=few)
+    assert gp.centre == LinearisedMode()
+    plain = nn.functional.cross_entropy(brute_force.outputs(network, test[0]), test[1]).item()
+    assert -gp.predict(test[0]).log_prob(test[1]).mean().item() < plain
+
+
+def test_a_single_validation_example_leaves_the_covariance_of_a_regression():
+    """It may change the noise, whose prior is wide, but not whether intervals widen away from the data."""
+    case = problem("gaussian", 30, outputs=1)
+    gp = convert(case.module, (case.x, case.y), GaussianLikelihood(2.0), 1.0)
+    assert gp.calibrated((case.x_test[:1], torch.zeros(1, 1, dtype=torch.float64))).calibration.scale == 1
+
+
 def test_regression_is_calibrated_by_its_scale_and_noise():
     """Leave-one-out of a Gaussian is exact, so the density is a Gaussian with aV₋ + s²σ²."""
     case = problem("gaussian", 30, outputs=1)

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration
+from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration, exceeds_error
 from dnn2gp.gp.means import at_mode, at_network, matrices
 from dnn2gp.inference import Inference, Latent, LeftOut, LinearModel, Posterior
 from dnn2gp.inference.averages import averages
@@ -82,6 +82,12 @@ def by_leave_one_out(mode: Posterior, likelihood: Likelihood) -> Predictor:
     return Predictor(at_network(mode), left.around_network(careful))
 
 
+def is_underfit(mode: Posterior, likelihood: Likelihood) -> bool:
+    """Whether leave-one-out at the mode predicts the training examples better than the network that has seen them."""
+    left = _LeaveOneOut.of(mode, likelihood)
+    return left.beats_network(left.best(sharper=False).calibration)
+
+
 def calibration_at_mode(mode: Posterior, likelihood: Likelihood) -> Calibration:
     """The calibration of predictions at the mode, or of an exact regression."""
     return _LeaveOneOut.of(mode, likelihood).best().calibration
@@ -131,7 +137,7 @@ class _LeaveOneOut:
         found = averages(self.likelihood, self.mean, self.covariance, POINTS)
         settings = calibration.scale, calibration.temperature, calibration.noise
         gains = found.scaled(*settings).log_prob(targets) - self.likelihood.log_prob(self.network, targets)
-        return len(gains) > 1 and gains.mean().item() > gains.std().item() / len(gains) ** 0.5
+        return exceeds_error(gains, 1.0)
 
     def around_network(self, at_mode: Calibration) -> Calibration:
         """A calibration at the mode, for the logits of the network."""

@@ -8,7 +8,7 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dnn2gp.inference.averages import Averages
@@ -50,6 +50,11 @@ def best_calibration(
     search = _Search(averages, targets, _second(likelihood), sharper)
     found = [search.run(start) for start in _STARTS] if scale is None else [search.alone(scale)]
     return min(found, key=lambda each: each.nll)
+
+
+def exceeds_error(gains: Float[Tensor, " N"], errors: float) -> bool:
+    """Whether the mean of these gains is above 0 by more than so many standard errors; one gain alone has none."""
+    return len(gains) > 1 and gains.mean().item() > errors * gains.std().item() / len(gains) ** 0.5
 
 
 def _second(likelihood: Likelihood) -> str | None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dnn2gp.features import NetworkFeatures, StackedFeatures
-from dnn2gp.gp.automatic import Predictor, calibration_at_mode, calibration_at_network
-from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration
+from dnn2gp.gp.automatic import Predictor, calibration_at_mode, calibration_at_network, is_underfit
+from dnn2gp.gp.calibrate import POINTS, best_calibration, exceeds_error
 from dnn2gp.gp.means import at_mode, at_network, mean_of
 from dnn2gp.gp.minimum import at_minimum
 from dnn2gp.inference import GaussNewtonStep, Latent, LinearisedMode, Posterior
-from dnn2gp.inference.averages import averages
+from dnn2gp.inference.averages import Averages, averages
 from dnn2gp.inference.calibration import Calibration
-from dnn2gp.likelihoods import Likelihood
+from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs
@@ -54,16 +54,33 @@ def calibration_for(
 
 
 def by_validation(mode: Posterior, likelihood: Likelihood, validation: object, network: Network) -> Predictor:
-    """Mean and calibration from a validation set, for a posterior at the mode (or an exact regression)."""
+    """Mean and calibration from a validation set, for a posterior at the mode (or an exact regression).
+
+    A classifier predicts at the mode if both the validation set and leave-one-out prefer it, or the validation set alone
+    by more than two standard errors: a single example that the network gets wrong is one. A regression has its exact
+    mean, unless the network predicts the validation set better by as much.
+    """
     held = HeldOut.of(validation, network, likelihood)
-    around = at_network(mode)
-    features = mode.model.expansion.features
-    found = [(around, held.best(around.latent(features, held.inputs)))]
-    # The mode is one more thing that is chosen, so it must gain more than a parameter does by chance.
-    chosen = held.best(mode.latent(features, held.inputs))
-    found.append((mode, Chosen(chosen.calibration, chosen.nll + 1 / len(held.targets))))
-    posterior, best = min(found, key=lambda pair: pair[1].nll)
-    return Predictor(posterior, best.calibration)
+    features, around = mode.model.expansion.features, at_network(mode)
+    there, here = (held.best(each.latent(features, held.inputs)) for each in (mode, around))
+    if mode.model.expansion.quadratic:
+        moved = not here.beats(there)
+    else:
+        moved = there.beats(here) or (there.beats(here, errors=0.0) and is_underfit(mode, likelihood))
+    return Predictor(mode, there.calibration) if moved else Predictor(around, here.calibration)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A calibration that was chosen on a validation set, and log p(y) of each example there."""
+
+    calibration: Calibration
+    log_prob: Float[Tensor, " N"]
+
+    def beats(self, other: Fit, errors: float = 2.0) -> bool:
+        """Whether it predicts better by more than so many standard errors."""
+        return exceeds_error(self.log_prob - other.log_prob, errors)
 
 
 @final
@@ -87,15 +104,22 @@ class HeldOut:
         targets = likelihood.targets_for(given.targets, given.num_examples, network.output_shape, network.dtype)
         return HeldOut(inputs, targets.to(network.device), likelihood)
 
-    def best(self, latent: Latent) -> Chosen:
-        """The calibration with the smallest NLL; temperature scaling alone, unless the covariance is worth its scale.
+    def best(self, latent: Latent) -> Fit:
+        """The calibration with the smallest NLL; a is fixed, unless that loses by more than two standard errors.
 
-        A second parameter lowers the NLL of N examples by 1/N by chance alone.
+        A classifier then has a = 0, which is temperature scaling; others keep the exact covariance, a = 1.
         """
         found = averages(self.likelihood, latent.outputs + latent.shift, latent.covariance, POINTS)
-        both = best_calibration(found, self.targets, self.likelihood)
-        alone = best_calibration(found, self.targets, self.likelihood, scale=0.0)
-        return both if both.nll + 1 / len(self.targets) < alone.nll else alone
+        fixed = 0.0 if isinstance(self.likelihood, ClassificationLikelihood) else 1.0
+        both, alone = (
+            self._fit(found, best_calibration(found, self.targets, self.likelihood, scale=scale).calibration)
+            for scale in (None, fixed)
+        )
+        return both if both.beats(alone) else alone
+
+    def _fit(self, found: Averages, calibration: Calibration) -> Fit:
+        settings = calibration.scale, calibration.temperature, calibration.noise
+        return Fit(calibration, found.scaled(*settings).log_prob(self.targets).detach())
 
 
 def _is_minimum(posterior: Posterior) -> bool:
