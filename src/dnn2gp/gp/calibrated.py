@@ -15,7 +15,7 @@ from dnn2gp.gp.means import at_mode, at_network, mean_of
 from dnn2gp.gp.minimum import at_minimum
 from dnn2gp.inference import GaussNewtonStep, Latent, LinearisedMode, Posterior
 from dnn2gp.inference.averages import Averages, averages
-from dnn2gp.inference.calibration import Calibration
+from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.data import read_data
@@ -56,14 +56,14 @@ def calibration_for(
 def by_validation(mode: Posterior, likelihood: Likelihood, validation: object, network: Network) -> Predictor:
     """Mean and calibration from a validation set, for a posterior at the mode (or an exact regression).
 
-    A classifier predicts at the mode if both the validation set and leave-one-out prefer it, or the validation set alone
-    by more than two standard errors: a single example that the network gets wrong is one. A regression has its exact
+    The mean is the mode if both the validation set and leave-one-out prefer it, or the validation set alone by more
+    than two standard errors: a single example that the network gets wrong is one. An exact regression has its exact
     mean, unless the network predicts the validation set better by as much.
     """
     held = HeldOut.of(validation, network, likelihood)
     features, around = mode.model.expansion.features, at_network(mode)
     there, here = (held.best(each.latent(features, held.inputs)) for each in (mode, around))
-    if mode.model.expansion.quadratic:
+    if mode.model.expansion.quadratic and mode.exact:
         moved = not here.beats(there)
     else:
         moved = there.beats(here) or (there.beats(here, errors=0.0) and is_underfit(mode, likelihood))
@@ -105,17 +105,17 @@ class HeldOut:
         return HeldOut(inputs, targets.to(network.device), likelihood)
 
     def best(self, latent: Latent) -> Fit:
-        """The calibration with the smallest NLL; a is fixed, unless that loses by more than two standard errors.
+        """The calibration with the smallest NLL, if it beats a simpler one by more than two standard errors.
 
-        A classifier then has a = 0, which is temperature scaling; others keep the exact covariance, a = 1.
+        The simpler one is temperature scaling for a classifier, a = 0, and no calibration for others.
         """
         found = averages(self.likelihood, latent.outputs + latent.shift, latent.covariance, POINTS)
-        fixed = 0.0 if isinstance(self.likelihood, ClassificationLikelihood) else 1.0
-        both, alone = (
-            self._fit(found, best_calibration(found, self.targets, self.likelihood, scale=scale).calibration)
-            for scale in (None, fixed)
-        )
-        return both if both.beats(alone) else alone
+        simple = NONE
+        if isinstance(self.likelihood, ClassificationLikelihood):
+            simple = best_calibration(found, self.targets, self.likelihood, scale=0.0).calibration
+        both = best_calibration(found, self.targets, self.likelihood).calibration
+        fits = self._fit(found, both), self._fit(found, simple)
+        return fits[0] if fits[0].beats(fits[1]) else fits[1]
 
     def _fit(self, found: Averages, calibration: Calibration) -> Fit:
         settings = calibration.scale, calibration.temperature, calibration.noise
