@@ -16,6 +16,7 @@ from dnn2gp.gp.automatic import automatic
 from dnn2gp.inference import GaussNewtonStep, LinearisedMode, NetworkOutput
 from dnn2gp.inference.calibration import Calibration
 from dnn2gp.support.errors import InputError, NotAMinimumWarning
+from dnn2gp.weights.expansion import Expansion
 
 from problems import problem
 from reference import brute_force, linearised
@@ -167,6 +168,16 @@ def test_a_single_validation_example_leaves_a_regression_as_it_is():
     case = problem("gaussian", 30, outputs=1)
     gp = convert(case.module, (case.x, case.y), GaussianLikelihood(2.0), 1.0)
     assert gp.calibrated((case.x_test[:1], torch.zeros(1, 1, dtype=torch.float64))).calibration == Calibration()
+
+
+def test_gradient_features_are_calibrated_around_the_network():
+    network, train, held, _ = _trained()
+    settings = {"expansion": Expansion.empirical_fisher, "validation": held}
+    gp = convert(network, train, CategoricalLikelihood(), 1.0, **settings)
+    assert gp.centre == NetworkOutput()
+    outputs = brute_force.outputs(network, held[0])
+    scaled = min(nn.functional.cross_entropy(outputs / t, held[1]).item() for t in np.exp(np.linspace(-2, 3, 400)))
+    assert -gp.predict(held[0]).log_prob(held[1]).mean().item() <= scaled + 1e-3
 
 
 def test_regression_is_calibrated_by_its_scale_and_noise():
