@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dnn2gp import CategoricalLikelihood, FunctionSpace, GaussianLikelihood, Kronecker, WeightSpace, convert, load, save
-from dnn2gp.gp.automatic import automatic
+from dnn2gp.gp.automatic import _LeaveOneOut, automatic
 from dnn2gp.inference import GaussNewtonStep, LinearisedMode, NetworkOutput
 from dnn2gp.inference.calibration import Calibration
 from dnn2gp.support.errors import InputError, NotAMinimumWarning
@@ -101,6 +101,18 @@ def test_the_default_is_the_recipe(space):
     assert own.calibration == Calibration()  # a given mean is exact
     test_inputs = train[0][:5] + 0.1
     assert torch.equal(gp.predict(test_inputs).uncalibrated.latent_mean, brute_force.outputs(network, test_inputs))
+
+
+@pytest.mark.parametrize(("ratio", "scale", "temperature"), [(0.6, 0.5 * 0.36 * 0.8, 1.0), (2.0, 0.5 * 0.8, 3.0)])
+def test_a_calibration_at_the_mode_for_the_logits_of_the_network(ratio, scale, temperature):
+    """½ min(1, ρ²) a and max(1, ρτ) for a = 0.8 and τ = 1.5; a constant that is added to all logits does not count."""
+    generator = torch.Generator().manual_seed(0)
+    mode = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+    covariance = torch.eye(3, dtype=torch.float64).expand(7, 3, 3)
+    left = _LeaveOneOut(CategoricalLikelihood(), torch.arange(7) % 3, mode, covariance, mode, ratio * mode + 5)
+    found = left.around_network(Calibration(0.8, 1.5))
+    assert found.scale == pytest.approx(scale)
+    assert found.temperature == pytest.approx(temperature)
 
 
 def test_an_underfit_network_predicts_at_the_mode():
