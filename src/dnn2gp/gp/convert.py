@@ -15,7 +15,7 @@ from dnn2gp.gp.calibrated import by_validation
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.means import matrices, with_mean
 from dnn2gp.gp.moved import warn_if_moved
-from dnn2gp.inference import Inference, LinearisedMode, LinearModel, Mean, choose
+from dnn2gp.inference import Inference, LinearisedMode, LinearModel, Mean, NetworkOutput, choose
 from dnn2gp.inference.calibration import NONE
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
@@ -98,6 +98,8 @@ def convert(
             assert not isinstance(prior_precision, str | ByEvidence | None)
             prior = Gaussian.prior(expand_precision(prior_precision, function.layout, function.weights))
             model = LinearModel.from_laplace(expand(likelihood), prior)  # (A), (B): Theorem 1
+            if mean is None and validation is not None and model.expansion.targets is None:
+                mean = NetworkOutput()  # gradient features have no mode
             found = _centred(model, chosen(model), likelihood, mean, validation)  # (C)
             with holding(matrices(found.posterior)):
                 warn_if_moved(found.posterior, likelihood, network, None if tuned is None else tuned.words)
