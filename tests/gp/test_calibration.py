@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from dnn2gp import CategoricalLikelihood, FunctionSpace, GaussianLikelihood, Kronecker, WeightSpace, convert, load, save
-from dnn2gp.gp.automatic import automatic
+from dnn2gp.gp.automatic import _LeaveOneOut, automatic
 from dnn2gp.inference import GaussNewtonStep, LinearisedMode, NetworkOutput
 from dnn2gp.inference.calibration import Calibration
 from dnn2gp.support.errors import InputError, NotAMinimumWarning, NotFiniteError
+from dnn2gp.weights.expansion import Expansion
 
 from problems import problem
 from reference import brute_force, linearised
@@ -102,6 +103,18 @@ def test_the_default_is_the_recipe(space):
     assert torch.equal(gp.predict(test_inputs).uncalibrated.latent_mean, brute_force.outputs(network, test_inputs))
 
 
+@pytest.mark.parametrize(("ratio", "scale", "temperature"), [(0.6, 0.5 * 0.36 * 0.8, 1.0), (2.0, 0.5 * 0.8, 3.0)])
+def test_a_calibration_at_the_mode_for_the_logits_of_the_network(ratio, scale, temperature):
+    """½ min(1, ρ²) a and max(1, ρτ) for a = 0.8 and τ = 1.5; a constant that is added to all logits does not count."""
+    generator = torch.Generator().manual_seed(0)
+    mode = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+    covariance = torch.eye(3, dtype=torch.float64).expand(7, 3, 3)
+    left = _LeaveOneOut(CategoricalLikelihood(), torch.arange(7) % 3, mode, covariance, mode, ratio * mode + 5)
+    found = left.around_network(Calibration(0.8, 1.5))
+    assert found.scale == pytest.approx(scale)
+    assert found.temperature == pytest.approx(temperature)
+
+
 def test_an_underfit_network_predicts_at_the_mode():
     network, train, _, test = _trained(epochs=0, examples=200)
     gp = convert(network, train, CategoricalLikelihood())
@@ -163,6 +176,66 @@ def test_validation_targets_that_overflow():
     gp = convert(nn.Linear(1, 1).double(), (x, x.sin()), GaussianLikelihood(0.1), 1.0)
     with pytest.raises(NotFiniteError, match="validation: the targets are so far from the predictions"):
         gp.calibrated((x, 1e200 * x))
+
+
+def test_a_few_validation_examples_do_not_choose_the_mode():
+    """Both means with their best temperature by brute force: the mode gains more than 1/N, but less than its error."""
+    network, train, held, _ = _trained(1, epochs=60)
+    x, y = held[0][:20], held[1][:20]
+    w, delta = brute_force.flat_weights(network), 1.0
+    f, J = brute_force.outputs(network, train[0]), brute_force.jacobian(network, train[0])
+    theta = linearised.mode(J, f, w, train[1], brute_force.categorical, torch.full_like(w, delta))
+    outputs = brute_force.outputs(network, x)
+    found = []
+    for logits in (outputs, outputs + brute_force.jacobian(network, x) @ (theta - w)):
+        taus = np.exp(np.linspace(-2, 3, 2001))
+        values = [nn.functional.cross_entropy(logits / t, y).item() + 0.5 * np.log(t) ** 2 / 20 for t in taus]
+        tau = taus[int(np.argmin(values))]
+        found.append((tau, -nn.functional.cross_entropy(logits / tau, y, reduction="none")))
+    gains = found[1][1] - found[0][1]
+    assert 1 / 20 < gains.mean() < 2 * gains.std() / math.sqrt(20)
+    gp = convert(network, train, CategoricalLikelihood(), delta, validation=(x, y))
+    assert gp.centre == NetworkOutput(sites_at_mode=True)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_validation_starts_from_what_leave_one_out_says(count):
+    """The temperature by brute force, with a prior around that of leave-one-out; the covariance is tiny here."""
+    network, train, held, _ = _trained(1, epochs=60)
+    x, y = held[0][:count], held[1][:count]
+    guess = convert(network, train, CategoricalLikelihood(), 1.0)
+    assert guess.centre == NetworkOutput(sites_at_mode=True)
+    assert guess.calibration.scale < 1e-3
+    outputs, taus = brute_force.outputs(network, x), np.exp(np.linspace(-2, 3, 4001))
+    gaps = np.log(taus / guess.calibration.temperature)
+    losses = [nn.functional.cross_entropy(outputs / tau, y, reduction="sum").item() for tau in taus]
+    gp = convert(network, train, CategoricalLikelihood(), 1.0, validation=(x, y))
+    assert gp.calibration.temperature == pytest.approx(taus[int(np.argmin(losses + 0.5 * gaps**2))], rel=5e-3)
+
+
+def test_an_underfit_network_predicts_at_the_mode_with_validation_data():
+    network, train, held, test = _trained(epochs=0, examples=200)
+    few = held[0][:10], held[1][:10]
+    gp = convert(network, train, CategoricalLikelihood(), validation=few)
+    assert gp.centre == LinearisedMode()
+    plain = nn.functional.cross_entropy(brute_force.outputs(network, test[0]), test[1]).item()
+    assert -gp.predict(test[0]).log_prob(test[1]).mean().item() < plain
+
+
+def test_a_single_validation_example_leaves_a_regression_as_it_is():
+    case = problem("gaussian", 30, outputs=1)
+    gp = convert(case.module, (case.x, case.y), GaussianLikelihood(2.0), 1.0)
+    assert gp.calibrated((case.x_test[:1], torch.zeros(1, 1, dtype=torch.float64))).calibration == Calibration()
+
+
+def test_gradient_features_are_calibrated_around_the_network():
+    network, train, held, _ = _trained()
+    settings = {"expansion": Expansion.empirical_fisher, "validation": held}
+    gp = convert(network, train, CategoricalLikelihood(), 1.0, **settings)
+    assert gp.centre == NetworkOutput()
+    outputs = brute_force.outputs(network, held[0])
+    scaled = min(nn.functional.cross_entropy(outputs / t, held[1]).item() for t in np.exp(np.linspace(-2, 3, 400)))
+    assert -gp.predict(held[0]).log_prob(held[1]).mean().item() <= scaled + 1e-3
 
 
 def test_regression_is_calibrated_by_its_scale_and_noise():

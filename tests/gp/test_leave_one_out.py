@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import pytest
 import torch
 
-from dnn2gp import Diagonal, FunctionSpace, GaussianLikelihood, WeightSpace, convert
+from dnn2gp import BlockDiagonal, Diagonal, FunctionSpace, GaussianLikelihood, WeightSpace, convert
 from dnn2gp.inference import GaussNewtonStep, LinearisedMode, NetworkOutput
 from dnn2gp.support.errors import IllConditionedError, InputError, NotAMinimumWarning
 from dnn2gp.weights.expansion import Expansion
@@ -101,10 +102,31 @@ def test_the_formula_by_explicit_matrices():
     torch.testing.assert_close(around.latent_mean, f + shift, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("mean", [NetworkOutput(), NetworkOutput(sites_at_mode=True)])
+def test_a_regression_around_its_network(mean, space):
+    """f + V₋ r with r at the mode, wherever the sites are: what the refits move, added to the network."""
+    case = problem("gaussian", 9)
+    refitted, covariance = _refitted(case)
+    f, J = brute_force.outputs(case.module, case.x), brute_force.jacobian(case.module, case.x)
+    theta = linearised.mode(J, f, case.weights, case.y, case.loss, case.delta)
+    found = _quiet(case, inference=space, mean=mean).leave_one_out()
+    moved = refitted - (f + J @ (theta - case.weights))
+    torch.testing.assert_close(found.latent_mean, f + moved, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(found.latent_covariance, covariance, rtol=1e-7, atol=1e-8)
+
+
 def test_away_from_a_minimum_it_warns():
     case = problem("categorical", 8, outputs=3)
     with pytest.warns(NotAMinimumWarning, match="leave_one_out"):
         _quiet(case, mean=GaussNewtonStep()).leave_one_out()
+    regression = problem("gaussian", 30)  # an approximate posterior has no exact step to the mode
+    gp = convert(regression.module, (regression.x, regression.y), regression.likelihood, 1.0, structure=BlockDiagonal())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with contextlib.suppress(InputError):
+            gp.leave_one_out()
+    assert any(issubclass(each.category, NotAMinimumWarning) for each in caught)
 
 
 def test_what_has_no_leave_one_out_says_so():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dnn2gp import Diagonal, FunctionSpace, GaussianLikelihood, WeightSpace, convert
-from dnn2gp.inference import GaussNewtonStep, LinearisedMode
+from dnn2gp.inference import GaussNewtonStep, LinearisedMode, NetworkOutput
 from dnn2gp.support.errors import InputError
 from dnn2gp.weights import Expansion
 
@@ -60,6 +60,25 @@ def test_one_new_example_may_carry_its_own_noise():
         precise.predict(case.x_test[:1]).latent_mean, torch.zeros(1, 2, dtype=torch.float64), rtol=0, atol=1e-4
     )
     assert precise.predict(case.x_test[:1]).epistemic.max() < 1e-5
+
+
+@pytest.mark.parametrize("space", [WeightSpace(), FunctionSpace()], ids=repr)
+def test_around_the_network_each_example_keeps_its_noise(space):
+    """The covariance is that of both noises, and the mean moves as far as the minimum does."""
+    case = problem("gaussian", 9)
+    settings = {"inference": space, "mean": NetworkOutput(sites_at_mode=True)}
+    gp = convert(case.module, (case.x[:5], case.y[:5]), GaussianLikelihood(0.3), case.delta, **settings)
+    more = gp.condition((case.x[5:], case.y[5:]), GaussianLikelihood(1.5))
+    J, f = brute_force.jacobian(case.module, case.x), brute_force.outputs(case.module, case.x)
+    sigma = torch.tensor([0.3] * 5 + [1.5] * 4, dtype=torch.float64)[:, None, None]
+    r, Lam = (f - case.y) / sigma[..., 0].square(), torch.eye(2, dtype=torch.float64) / sigma.square()
+    before, _ = brute_force.weight_posterior(J[:5], r[:5], Lam[:5], case.weights, case.delta)
+    after, covariance = brute_force.weight_posterior(J, r, Lam, case.weights, case.delta)
+    J_test = brute_force.jacobian(case.module, case.x_test)
+    expected = torch.einsum("nkp,pq,mlq->nkml", J_test, covariance, J_test)
+    torch.testing.assert_close(more.covariance(case.x_test), expected, rtol=1e-7, atol=1e-8)
+    mean = brute_force.outputs(case.module, case.x_test) + J_test @ (after - before)
+    torch.testing.assert_close(more.predict(case.x_test).latent_mean, mean, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("space", [WeightSpace(), FunctionSpace()], ids=repr)

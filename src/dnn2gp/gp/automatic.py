@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration
+from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration, exceeds_error
 from dnn2gp.gp.means import at_mode, at_network
 from dnn2gp.inference import Decomposition, Inference, Latent, LeftOut, LinearModel, Posterior, left_out
 from dnn2gp.inference.averages import averages
@@ -75,11 +75,27 @@ def automatic(
 
 def by_leave_one_out(mode: Posterior, likelihood: Likelihood) -> Predictor:
     """Mean and calibration, for a posterior at the mode of the linearised network."""
-    left = _LeaveOneOut.of(mode, likelihood)
-    careful = left.best(sharper=False).calibration
-    if left.beats_network(careful) and not left.first_order:
-        return Predictor(mode, left.best().calibration)
-    return Predictor(at_network(mode), left.around_network(careful))
+    guess = Guess.of(mode, likelihood)
+    return Predictor(mode, guess.at_mode) if guess.underfit else Predictor(at_network(mode), guess.at_network)
+
+
+@final
+@dataclass(frozen=True)
+class Guess:
+    """What leave-one-out at the mode says: the calibration of either mean, and which of them to use."""
+
+    at_mode: Calibration
+    at_network: Calibration
+    underfit: bool
+    """Whether it predicts the training examples better than the network that has seen them."""
+
+    @staticmethod
+    def of(mode: Posterior, likelihood: Likelihood) -> Guess:
+        """For a posterior at the mode of the linearised network."""
+        left = _LeaveOneOut.of(mode, likelihood)
+        careful = left.best(sharper=False).calibration
+        underfit = left.beats_network(careful) and not left.first_order
+        return Guess(left.best().calibration if underfit else careful, left.around_network(careful), underfit)
 
 
 def calibration_at_mode(mode: Posterior, likelihood: Likelihood) -> Calibration:
@@ -107,7 +123,7 @@ class _LeaveOneOut:
     """f at the mode."""
     network: Float[Tensor, "n K"]
     """f_w."""
-    first_order: bool
+    first_order: bool = False
     """Whether the covariance allows leave-one-out only to first order."""
 
     @staticmethod
@@ -133,7 +149,7 @@ class _LeaveOneOut:
         found = averages(self.likelihood, self.mean, self.covariance, POINTS)
         settings = calibration.scale, calibration.temperature, calibration.noise
         gains = found.scaled(*settings).log_prob(targets) - self.likelihood.log_prob(self.network, targets)
-        return len(gains) > 1 and gains.mean().item() > gains.std().item() / len(gains) ** 0.5
+        return exceeds_error(gains, 1.0)
 
     def around_network(self, at_mode: Calibration) -> Calibration:
         """A calibration at the mode, for the logits of the network."""

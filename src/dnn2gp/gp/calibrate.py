@@ -8,7 +8,7 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dnn2gp.inference.averages import Averages
@@ -18,6 +18,8 @@ from dnn2gp.likelihoods import ClassificationLikelihood, GaussianLikelihood, Lik
 # Ranges of a, τ and s that are searched.
 _SCALES, _TEMPERATURES, _NOISES = (1e-6, 1e2), (0.05, 20.0), (0.05, 20.0)
 _STARTS = (1.0, 0.1, 0.01)
+# A scale below the first of these has no effect on probabilities, so that the prior of log a does not tell it from 0.
+_GUESSED, _SPREAD = (1e-3, 1.0), 2.0
 POINTS = 256
 """Points of an average while the calibration is searched."""
 
@@ -41,15 +43,22 @@ def best_calibration(
     *,
     sharper: bool = True,
     scale: float | None = None,
+    guess: Calibration | None = None,
 ) -> Chosen:
     """argmin over a, and τ (classification) or s (Gaussian noise), of −(1/N) Σ log E[p(y | f)], f ~ N(m/τ, aV/τ²).
 
     `sharper` allows τ < 1. A given `scale` fixes a; with a = 0, this is temperature scaling. log τ and log s have the
-    prior N(0, 1): without it, a few examples that are all predicted right would ask for τ = 0.
+    prior N(0, 1): without it, a few examples that are all predicted right would ask for τ = 0. A `guess` from other
+    data is the centre of this prior instead of τ = s = 1, and that of a prior of log a, with a standard deviation of 2.
     """
-    search = _Search(averages, targets, _second(likelihood), sharper)
+    search = _Search(averages, targets, _second(likelihood), sharper, guess)
     found = [search.run(start) for start in _STARTS] if scale is None else [search.alone(scale)]
     return min(found, key=lambda each: each.nll)
+
+
+def exceeds_error(gains: Float[Tensor, " N"], errors: float) -> bool:
+    """Whether the mean of these gains is above 0 by more than so many standard errors; one gain alone has none."""
+    return len(gains) > 1 and gains.mean().item() > errors * gains.std().item() / len(gains) ** 0.5
 
 
 def _second(likelihood: Likelihood) -> str | None:
@@ -66,6 +75,7 @@ class _Search:
     targets: Tensor
     second: str | None
     sharper: bool
+    guess: Calibration | None = None
 
     def run(self, start: float) -> Chosen:
         """Quasi-Newton steps in log a and log τ (or log s)."""
@@ -104,10 +114,21 @@ class _Search:
         return [(log(low) if self.sharper else 0.0, log(high))]
 
     def _nll(self, scale: Tensor | float, second: Tensor | float | None) -> Tensor:
-        if self.second is None or second is None:
-            return -self.averages.scaled(scale).log_prob(self.targets).mean()
-        nll = -self.averages.scaled(scale, **{self.second: second}).log_prob(self.targets).mean()
-        return nll + 0.5 * torch.as_tensor(second).log().square() / len(self.targets)
+        settings = {} if self.second is None or second is None else {self.second: second}
+        nll = -self.averages.scaled(scale, **settings).log_prob(self.targets).mean()
+        return nll + self._penalty(scale, second) / len(self.targets)
+
+    def _penalty(self, scale: Tensor | float, second: Tensor | float | None) -> Tensor | float:
+        """The negative log prior of the settings."""
+        total: Tensor | float = 0.0
+        if self.second is not None and second is not None:
+            centre = 1.0 if self.guess is None else getattr(self.guess, self.second)
+            total = total + 0.5 * (torch.as_tensor(second).log() - log(centre)).square()
+        if self.guess is not None:
+            low, high = _GUESSED
+            gap = torch.as_tensor(scale).clamp(min=low).log() - log(min(high, max(low, self.guess.scale)))
+            total = total + 0.5 * (gap / _SPREAD).square()
+        return total
 
     def _chosen(self, scale: float, second: float | None, nll: float) -> Chosen:
         settings = {} if self.second is None or second is None else {self.second: second}

@@ -6,19 +6,18 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import final
 
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dnn2gp.features import NetworkFeatures, StackedFeatures
-from dnn2gp.gp.automatic import Predictor, calibration_at_mode, calibration_at_network
-from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration
-from dnn2gp.gp.means import at_mode, at_network, mean_of
+from dnn2gp.gp.automatic import Guess, Predictor, calibration_at_mode, calibration_at_network
+from dnn2gp.gp.calibrate import POINTS, best_calibration, exceeds_error
+from dnn2gp.gp.means import at_network, mean_of, moved_to_mode
 from dnn2gp.gp.minimum import at_minimum
 from dnn2gp.inference import GaussNewtonStep, Latent, LinearisedMode, Posterior
-from dnn2gp.inference.averages import averages
-from dnn2gp.inference.calibration import Calibration
-from dnn2gp.inference.choice import start_for
-from dnn2gp.likelihoods import Likelihood
+from dnn2gp.inference.averages import Averages, averages
+from dnn2gp.inference.calibration import NONE, Calibration
+from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs
@@ -50,22 +49,47 @@ def calibration_for(
                 "minimum. Convert with another mean=, or pass a validation set: gp.calibrated((inputs, targets))."
             )
         return calibration_at_mode(posterior, likelihood)
-    mode = posterior if expansion.moved is not None else _at_mode(posterior, likelihood)
+    mode = posterior if expansion.moved is not None else moved_to_mode(posterior, likelihood)
     assert mode.model.expansion.moved is not None
     return calibration_at_network(mode.recentred(mode.model.expansion.moved), likelihood)
 
 
 def by_validation(mode: Posterior, likelihood: Likelihood, validation: object, network: Network) -> Predictor:
-    """Mean and calibration from a validation set, for a posterior at the mode (or an exact regression)."""
+    """Mean and calibration from a validation set, for a posterior at the mode (or an exact regression).
+
+    The mean is the mode if both the validation set and leave-one-out prefer it, or the validation set alone by more
+    than two standard errors: a single example that the network gets wrong is one. An exact regression has its exact
+    mean, unless the network predicts the validation set better by as much.
+    """
     held = HeldOut.of(validation, network, likelihood)
-    around = at_network(mode)
-    features = mode.model.expansion.features
-    found = [(around, held.best(around.latent(features, held.inputs)))]
-    # The mode is one more thing that is chosen, so it must gain more than a parameter does by chance.
-    chosen = held.best(mode.latent(features, held.inputs))
-    found.append((mode, Chosen(chosen.calibration, chosen.nll + 1 / len(held.targets))))
-    posterior, best = min(found, key=lambda pair: pair[1].nll)
-    return Predictor(posterior, best.calibration)
+    features, around = mode.model.expansion.features, at_network(mode)
+    there, here = (each.latent(features, held.inputs) for each in (mode, around))
+    if mode.model.expansion.quadratic and mode.solves:
+        fits = held.best(there), held.best(here)
+        moved = not fits[1].beats(fits[0])
+    else:
+        guess = Guess.of(mode, likelihood)
+        fits = held.best(there, guess.at_mode), held.best(here, guess.at_network)
+        moved = fits[0].beats(fits[1]) or (fits[0].beats(fits[1], errors=0.0) and guess.underfit)
+    return Predictor(mode, fits[0].calibration) if moved else Predictor(around, fits[1].calibration)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A calibration that was chosen on a validation set, and log p(y) of each example there."""
+
+    calibration: Calibration
+    log_prob: Float[Tensor, " N"]
+
+    @property
+    def finite(self) -> bool:
+        """Whether every example has a probability that float64 can hold."""
+        return isfinite(self.log_prob.sum().item())
+
+    def beats(self, other: Fit, errors: float = 2.0) -> bool:
+        """Whether it predicts better by more than so many standard errors."""
+        return exceeds_error(self.log_prob - other.log_prob, errors)
 
 
 @final
@@ -92,27 +116,29 @@ class HeldOut:
             raise InputError(f"validation, {error}") from error
         return HeldOut(inputs, targets.to(network.device), likelihood)
 
-    def best(self, latent: Latent) -> Chosen:
-        """The calibration with the smallest NLL; temperature scaling alone, unless the covariance is worth its scale.
+    def best(self, latent: Latent, guess: Calibration | None = None) -> Fit:
+        """The calibration with the smallest NLL, with a prior around that of leave-one-out if that is known.
 
-        A second parameter lowers the NLL of N examples by 1/N by chance alone.
+        Otherwise, it must beat a simpler one by more than two standard errors: temperature scaling for a classifier,
+        a = 0, and no calibration for others.
         """
         found = averages(self.likelihood, latent.outputs + latent.shift, latent.covariance, POINTS)
-        both = best_calibration(found, self.targets, self.likelihood)
-        alone = best_calibration(found, self.targets, self.likelihood, scale=0.0)
-        if not (isfinite(both.nll) or isfinite(alone.nll)):
+        both = self._fit(found, best_calibration(found, self.targets, self.likelihood, guess=guess).calibration)
+        simple = NONE
+        if isinstance(self.likelihood, ClassificationLikelihood):
+            simple = best_calibration(found, self.targets, self.likelihood, scale=0.0).calibration
+        alone = self._fit(found, simple)
+        if not (both.finite or alone.finite):
             raise NotFiniteError(
                 "validation: the targets are so far from the predictions that their log density is not finite for any "
                 "calibration. Check that they have the units of the training targets."
             )
-        return both if both.nll + 1 / len(self.targets) < alone.nll else alone
+        return both if guess is not None or both.beats(alone) else alone
+
+    def _fit(self, found: Averages, calibration: Calibration) -> Fit:
+        settings = calibration.scale, calibration.temperature, calibration.noise
+        return Fit(calibration, found.scaled(*settings).log_prob(self.targets).detach())
 
 
 def _is_minimum(posterior: Posterior) -> bool:
     return at_minimum(posterior.model.relative_gradient(), posterior.step_bound(), exact=posterior.exact)
-
-
-def _at_mode(posterior: Posterior, likelihood: Likelihood) -> Posterior:
-    """The posterior at the mode, found with this one if it can."""
-    start = posterior if posterior.solves else start_for(posterior.method, posterior.model)
-    return at_mode(start, likelihood, posterior.method)

@@ -15,7 +15,16 @@ from dnn2gp.gp.calibrated import by_validation
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.means import with_mean
 from dnn2gp.gp.moved import warn_if_moved
-from dnn2gp.inference import Decomposition, Inference, LinearisedMode, LinearModel, Mean, Posterior, choose
+from dnn2gp.inference import (
+    Decomposition,
+    Inference,
+    LinearisedMode,
+    LinearModel,
+    Mean,
+    NetworkOutput,
+    Posterior,
+    choose,
+)
 from dnn2gp.inference.calibration import NONE
 from dnn2gp.inference.choice import exact_words
 from dnn2gp.inference.iterative.posterior import IterativePosterior
@@ -100,6 +109,8 @@ def convert(
             assert not isinstance(prior_precision, str | ByEvidence | None)
             prior = Gaussian.prior(expand_precision(prior_precision, function.layout, function.weights))
             model = LinearModel.from_laplace(expand(likelihood), prior)  # (A), (B): Theorem 1
+            if mean is None and validation is not None and model.expansion.targets is None:
+                mean = NetworkOutput()  # gradient features have no mode
             known = None if tuned is None else tuned.decomposition
             found = _centred(model, chosen(model), likelihood, mean, validation, known)  # (C)
             _say_if_approximate(chosen, found.posterior)

@@ -18,7 +18,7 @@ from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.features import AveragedFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.gp.calibrated import calibration_for
 from dnn2gp.gp.function_samples import FunctionSamples
-from dnn2gp.gp.leave_one_out import LeaveOneOut, leave_one_out
+from dnn2gp.gp.leave_one_out import LeaveOneOut, leave_one_out, own_noise
 from dnn2gp.gp.means import mean_of
 from dnn2gp.inference import (
     AveragedPredictive,
@@ -221,7 +221,7 @@ class GaussianProcess:
         pushed = self.features.jvp(expansion.inputs, moved.to(self.features.anchor.dtype)[:, None])[..., 0]
         outputs = (self.features.outputs(expansion.inputs) + pushed).double()
         joined = self.inference.conditioned(expansion.relinearised(likelihood, outputs, moved))
-        found = linearised_mode(joined, likelihood)
+        found = linearised_mode(joined, own_noise(joined.model.expansion, likelihood))
         assert found.expansion.moved is not None
         return joined.method.infer(replace(found, centre=centre + found.expansion.moved - moved))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dnn2gp.features import NetworkFeatures
 from dnn2gp.gp.minimum import at_minimum
-from dnn2gp.inference import Posterior, Predictive, left_out
+from dnn2gp.inference import Latent, Posterior, Predictive, left_out
 from dnn2gp.inference.calibration import Calibration
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import InputError, NotAMinimumWarning, warn_user
@@ -80,12 +80,10 @@ def leave_one_out(posterior: Posterior, likelihood: Likelihood, calibration: Cal
             "leave_one_out: the file of this GP does not contain the targets of the training data, because an earlier "
             "release wrote it. Convert the network again."
         )
-    if expansion.moved is None and not expansion.quadratic:
-        _warn_unless_valid(posterior)
     latent = posterior.latent(features, expansion.inputs)
-    found = left_out(expansion, latent, posterior)
+    found = left_out(expansion, _at_mode(posterior, latent), posterior)
     prediction = Predictive(
-        likelihood=_own_noise(expansion, likelihood),
+        likelihood=own_noise(expansion, likelihood),
         output_shape=features.network.output_shape,
         outputs=latent.outputs + (latent.shift + found.shift).to(latent.outputs.dtype),
         shift=torch.zeros_like(latent.shift),
@@ -95,11 +93,29 @@ def leave_one_out(posterior: Posterior, likelihood: Likelihood, calibration: Cal
     return LeaveOneOut(prediction, expansion.targets)
 
 
-def _own_noise(expansion: Expansion, likelihood: Likelihood) -> Likelihood:
+def own_noise(expansion: Expansion, likelihood: Likelihood) -> Likelihood:
     """The likelihood of the training examples: with the noise of each, if it is Gaussian."""
     if not isinstance(likelihood, GaussianLikelihood):
         return likelihood
     return GaussianLikelihood(expansion.root.diagonal(dim1=1, dim2=2).reciprocal())
+
+
+def _at_mode(posterior: Posterior, latent: Latent) -> Latent:
+    """f where the example is left out: at the mode, if the sites are there or an exact step leads there.
+
+    Otherwise where predictions are, with a warning unless that is a minimum. A regression around its network has r at
+    the weights, and r at the mode is one exact step away.
+    """
+    model, expansion = posterior.model, posterior.model.expansion
+    if expansion.moved is not None:
+        return latent
+    if not (expansion.quadratic and posterior.exact):
+        _warn_unless_valid(posterior)
+        return latent
+    if model.centre is None:
+        return latent
+    step = posterior.least_squares[0].to(expansion.features.anchor.dtype)
+    return replace(latent, shift=-expansion.features.jvp(expansion.inputs, step[:, None])[..., 0])
 
 
 def _warn_unless_valid(posterior: Posterior) -> None:

@@ -60,6 +60,14 @@ def at_mode(
         return (method or start.method).infer(model)
 
 
+def moved_to_mode(posterior: Posterior, likelihood: Likelihood) -> Posterior:
+    """The posterior at the mode, for one whose sites are at the network's weights."""
+    if posterior.solves and posterior.model.expansion.quadratic:  # one step is exact, and keeps more digits
+        return posterior
+    start = posterior if posterior.solves else start_for(posterior.method, posterior.model)
+    return at_mode(start, likelihood, posterior.method)
+
+
 def at_network(posterior: Posterior) -> Posterior:
     """The same posterior covariance around the output of the network."""
     return posterior.recentred(torch.zeros_like(posterior.model.expansion.anchor, dtype=torch.float64))

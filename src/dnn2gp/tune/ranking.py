@@ -8,8 +8,7 @@ from typing import ClassVar, final
 
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.leave_one_out import leave_one_out
-from dnn2gp.gp.means import with_mean
-from dnn2gp.inference import LinearisedMode
+from dnn2gp.gp.means import moved_to_mode
 from dnn2gp.inference.calibration import NONE
 
 
@@ -53,5 +52,5 @@ class ByLeaveOneOut(Ranking):
     name: ClassVar[str] = "leave_one_out"
 
     def score(self, gp: GaussianProcess) -> float:
-        mode = with_mean(gp.inference, LinearisedMode(), gp.likelihood)
+        mode = moved_to_mode(gp.inference, gp.likelihood)
         return leave_one_out(mode, gp.likelihood, NONE).log_prob.double().sum().item()

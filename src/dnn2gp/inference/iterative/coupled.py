@@ -49,8 +49,8 @@ def estimate(
     other = differences @ differences.mT / count
     with torch.no_grad():
         root, inverse, none = _roots(total.detach())
-        white = (inverse @ each.detach() @ inverse.mT + torch.diag_embed(none / 2) for each in (own, other))
-        basis, v = _maximum(*white, count)
+        first, second = (inverse @ each.detach() @ inverse.mT + torch.diag_embed(none / 2) for each in (own, other))
+        basis, v = _maximum(first, second, count)
         turn, back = basis.mT @ inverse, root @ basis
         weight, variance = _weights(v)
     mixed = weight * (turn @ own @ turn.mT) + (1 - weight) * (turn @ (total - other) @ turn.mT)

@@ -46,7 +46,7 @@ class IterativePosterior(Posterior):
         self, method: Iterative, model: LinearModel, nystrom: Nystrom, samples: Samples, curvature: Curvature
     ) -> None:
         """Â and the samples, in the coordinates in which the prior is N(0, I)."""
-        self.method, self.model = method, model
+        self.method, self.model, self.options = method, model, method
         self.nystrom, self.samples, self.curvature = nystrom, samples, curvature
         self.prior_precision = model.prior.precision
 
@@ -91,14 +91,14 @@ class IterativePosterior(Posterior):
         if bool((found.residuals > 10 * accuracy).any()):
             raise NotConvergedError(
                 f"The system for the posterior mean was solved to {found.residuals.max().item():.1g} instead of "
-                f"{accuracy:.1g} in {self._patience} iterations. Use a larger rank (it is {self.method.rank}), or a "
+                f"{accuracy:.1g} in {self._patience} iterations. Use a larger rank (it is {self.options.rank}), or a "
                 "larger prior precision δ or noise σ."
             )
         return self.prior_precision.unwhiten(found.solution).double()
 
     @property
     def _patience(self) -> int:
-        return _PATIENCE * self.method.max_iterations
+        return _PATIENCE * self.options.max_iterations
 
     def covariance(self, features: FeatureMap, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
         """J(x) Σ̃ J(x')ᵀ from the samples, rescaled at each input so that its own block is that of `marginal`."""
@@ -159,7 +159,7 @@ class IterativePosterior(Posterior):
 
     def with_samples(self, samples: Samples) -> IterativePosterior:
         """With other samples."""
-        return IterativePosterior(self.method, self.model, self.nystrom, samples, self.curvature)
+        return IterativePosterior(self.options, self.model, self.nystrom, samples, self.curvature)
 
     def log_det_ratio(self) -> Float[Tensor, ""]:
         return torch.tensor(self.report().log_det, dtype=torch.float64)
