@@ -81,7 +81,7 @@ def check_kind(tensor: Tensor, what: str) -> None:
             f"{what}: expected a default device that holds data; got meta. Call dnn2gp outside of torch.device('meta') "
             "and after torch.set_default_device('cpu')."
         )
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # pyright: ignore[reportAttributeAccessIssue]
         raise InputError(
             f"{what}: expected a call outside of torch.func; got one inside of vmap, grad or another transform. "
             "Pass all inputs at once, and differentiate with torch.autograd: inputs.requires_grad_()."

@@ -35,9 +35,9 @@ def separate(module: nn.Module) -> bool:
         return False
     if kind is nn.Sequential:
         return all(separate(part) for part in module)  # pyright: ignore[reportGeneralTypeIssues]
-    if kind is nn.Flatten:
-        return module.start_dim >= 1  # pyright: ignore[reportOperatorIssue]
-    if kind is nn.Embedding and module.max_norm is not None:
+    if isinstance(module, nn.Flatten):
+        return kind is nn.Flatten and module.start_dim >= 1
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return False
     if kind in _BATCH_NORMS:
         return module.running_mean is not None
