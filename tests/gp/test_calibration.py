@@ -144,13 +144,18 @@ def test_an_overfit_network_gets_better_not_worse(structure):
 
 
 def test_validation_is_at_least_temperature_scaling():
+    """But for the prior around what leave-one-out says, which is that of a few examples."""
     for seed in range(3):
         network, train, held, _ = _trained(seed)
         gp = convert(network, train, CategoricalLikelihood(), validation=held)
-        outputs = brute_force.outputs(network, held[0])
-        scaled = min(nn.functional.cross_entropy(outputs / t, held[1]).item() for t in np.exp(np.linspace(-2, 3, 400)))
-        found = -gp.predict(held[0]).log_prob(held[1]).mean().item()
-        assert found <= scaled + 1e-3
+        guess = convert(network, train, CategoricalLikelihood())
+        assert guess.centre == NetworkOutput(sites_at_mode=True)
+        outputs, taus = brute_force.outputs(network, held[0]), np.exp(np.linspace(-2, 3, 400))
+        losses = np.array([nn.functional.cross_entropy(outputs / t, held[1]).item() for t in taus])
+        priors = 2 * np.log(taus / guess.calibration.temperature) ** 2
+        priors += 0.5 * (np.log(max(1e-3, guess.calibration.scale) / 1e-3) / 2) ** 2
+        scaled, found = losses.min(), -gp.predict(held[0]).log_prob(held[1]).mean().item()
+        assert found <= (losses + priors / len(held[1])).min() + 1e-4
         around = convert(network, train, CategoricalLikelihood(), mean=NetworkOutput(), validation=held)
         assert -around.predict(held[0]).log_prob(held[1]).mean().item() <= scaled + 1e-3
         assert around.centre == NetworkOutput()
@@ -210,7 +215,7 @@ def test_validation_starts_from_what_leave_one_out_says(count):
     gaps = np.log(taus / guess.calibration.temperature)
     losses = [nn.functional.cross_entropy(outputs / tau, y, reduction="sum").item() for tau in taus]
     gp = convert(network, train, CategoricalLikelihood(), 1.0, validation=(x, y))
-    assert gp.calibration.temperature == pytest.approx(taus[int(np.argmin(losses + 0.5 * gaps**2))], rel=5e-3)
+    assert gp.calibration.temperature == pytest.approx(taus[int(np.argmin(losses + 2 * gaps**2))], rel=5e-3)
 
 
 def test_an_underfit_network_predicts_at_the_mode_with_validation_data():

@@ -12,14 +12,14 @@ the measurements that led here):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration, exceeds_error
+from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration, exceeds_error, score_scale
 from dnn2gp.gp.means import at_mode, at_network
 from dnn2gp.inference import Decomposition, Inference, Latent, LeftOut, LinearModel, Posterior, left_out
 from dnn2gp.inference.averages import averages
@@ -95,18 +95,20 @@ class Guess:
         left = _LeaveOneOut.of(mode, likelihood)
         careful = left.best(sharper=False).calibration
         underfit = left.beats_network(careful) and not left.first_order
-        return Guess(left.best().calibration if underfit else careful, left.around_network(careful), underfit)
+        own = left.scored(left.best().calibration if underfit else careful, left.mean)
+        return Guess(own, left.scored(left.around_network(careful), left.network), underfit)
 
 
 def calibration_at_mode(mode: Posterior, likelihood: Likelihood) -> Calibration:
     """The calibration of predictions at the mode, or of an exact regression."""
-    return _LeaveOneOut.of(mode, likelihood).best().calibration
+    left = _LeaveOneOut.of(mode, likelihood)
+    return left.scored(left.best().calibration, left.mean)
 
 
 def calibration_at_network(mode: Posterior, likelihood: Likelihood) -> Calibration:
     """The calibration of predictions around the network."""
     left = _LeaveOneOut.of(mode, likelihood)
-    return left.around_network(left.best(sharper=False).calibration)
+    return left.scored(left.around_network(left.best(sharper=False).calibration), left.network)
 
 
 @final
@@ -142,6 +144,11 @@ class _LeaveOneOut:
         """The calibration with the smallest leave-one-out NLL."""
         found = averages(self.likelihood, self.mean, self.covariance, POINTS)
         return best_calibration(found, self.targets, self.likelihood, sharper=sharper)
+
+    def scored(self, calibration: Calibration, mean: Float[Tensor, "n K"]) -> Calibration:
+        """With the scale of scores around this mean, for the training examples without themselves."""
+        found = averages(self.likelihood, mean, self.covariance, POINTS)
+        return replace(calibration, scores=score_scale(found, self.likelihood))
 
     def beats_network(self, calibration: Calibration) -> bool:
         """Whether examples are predicted better without themselves than by the network that was trained on them."""

@@ -11,15 +11,17 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from dnn2gp.inference.averages import Averages
+from dnn2gp.inference.averages import Averages, ClassAverages
 from dnn2gp.inference.calibration import Calibration
-from dnn2gp.likelihoods import ClassificationLikelihood, GaussianLikelihood, Likelihood
+from dnn2gp.likelihoods import BernoulliLikelihood, ClassificationLikelihood, GaussianLikelihood, Likelihood
 
 # Ranges of a, τ and s that are searched.
 _SCALES, _TEMPERATURES, _NOISES = (1e-6, 1e2), (0.05, 20.0), (0.05, 20.0)
 _STARTS = (1.0, 0.1, 0.01)
 # A scale below the first of these has no effect on probabilities, so that the prior of log a does not tell it from 0.
-_GUESSED, _SPREAD = (1e-3, 1.0), 2.0
+_GUESSED, _SPREAD, _NARROW = (1e-3, 1.0), 2.0, 0.5
+# The mean mutual information of familiar inputs as a share of log K, and the accuracy of its log a.
+_FAMILIAR, _FINE = 0.25, 0.02
 POINTS = 256
 """Points of an average while the calibration is searched."""
 
@@ -49,7 +51,8 @@ def best_calibration(
 
     `sharper` allows τ < 1. A given `scale` fixes a; with a = 0, this is temperature scaling. log τ and log s have the
     prior N(0, 1): without it, a few examples that are all predicted right would ask for τ = 0. A `guess` from other
-    data is the centre of this prior instead of τ = s = 1, and that of a prior of log a, with a standard deviation of 2.
+    data is the centre of the prior instead of τ = s = 1, with a standard deviation of ½ (of ½ and 1 the better one on
+    split 0 of docs/calibration.md), and that of a prior of log a, with a standard deviation of 2.
     """
     search = _Search(averages, targets, _second(likelihood), sharper, guess)
     found = [search.run(start) for start in _STARTS] if scale is None else [search.alone(scale)]
@@ -59,6 +62,32 @@ def best_calibration(
 def exceeds_error(gains: Float[Tensor, " N"], errors: float) -> bool:
     """Whether the mean of these gains is above 0 by more than so many standard errors; one gain alone has none."""
     return len(gains) > 1 and gains.mean().item() > errors * gains.std().item() / len(gains) ** 0.5
+
+
+def score_scale(averages: Averages, likelihood: Likelihood) -> float:
+    """The largest a ≤ 1 with which familiar inputs have a mean mutual information of at most ¼ log K nats.
+
+    The exact posterior of a network with many weights and few data may be so wide that almost every class is possible
+    everywhere. Familiar and unfamiliar inputs then have nearly the largest mutual information, and it cannot tell them
+    apart. K = 2 for binary outputs; 1 for likelihoods without classes.
+    """
+    if not isinstance(averages, ClassAverages):
+        return 1.0
+    classes = 2 if isinstance(likelihood, BernoulliLikelihood) else averages.probabilities().shape[1]
+    low, high = log(_SCALES[0]), 0.0
+
+    def information(log_scale: float) -> float:
+        scaled = averages.scaled(exp(log_scale))
+        assert isinstance(scaled, ClassAverages)
+        of_average, expected = scaled.entropies()
+        return (of_average - expected).mean().item()
+
+    if information(high) <= _FAMILIAR * log(classes):
+        return 1.0
+    while high - low > _FINE:
+        middle = (low + high) / 2
+        low, high = (low, middle) if information(middle) > _FAMILIAR * log(classes) else (middle, high)
+    return exp(low)
 
 
 def _second(likelihood: Likelihood) -> str | None:
@@ -123,7 +152,8 @@ class _Search:
         total: Tensor | float = 0.0
         if self.second is not None and second is not None:
             centre = 1.0 if self.guess is None else getattr(self.guess, self.second)
-            total = total + 0.5 * (torch.as_tensor(second).log() - log(centre)).square()
+            spread = 1.0 if self.guess is None else _NARROW
+            total = total + 0.5 * ((torch.as_tensor(second).log() - log(centre)) / spread).square()
         if self.guess is not None:
             low, high = _GUESSED
             gap = torch.as_tensor(scale).clamp(min=low).log() - log(min(high, max(low, self.guess.scale)))

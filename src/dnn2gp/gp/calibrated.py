@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import final
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dnn2gp.features import NetworkFeatures, StackedFeatures
 from dnn2gp.gp.automatic import Guess, Predictor, calibration_at_mode, calibration_at_network
-from dnn2gp.gp.calibrate import POINTS, best_calibration, exceeds_error
+from dnn2gp.gp.calibrate import POINTS, best_calibration, exceeds_error, score_scale
 from dnn2gp.gp.means import at_network, mean_of, moved_to_mode
 from dnn2gp.gp.minimum import at_minimum
 from dnn2gp.inference import GaussNewtonStep, Latent, LinearisedMode, Posterior
@@ -133,7 +133,9 @@ class HeldOut:
                 "validation: the targets are so far from the predictions that their log density is not finite for any "
                 "calibration. Check that they have the units of the training targets."
             )
-        return both if guess is not None or both.beats(alone) else alone
+        chosen = both if guess is not None or both.beats(alone) else alone
+        scores = score_scale(found, self.likelihood) if guess is None else guess.scores
+        return replace(chosen, calibration=replace(chosen.calibration, scores=scores))
 
     def _fit(self, found: Averages, calibration: Calibration) -> Fit:
         settings = calibration.scale, calibration.temperature, calibration.noise

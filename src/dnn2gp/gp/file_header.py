@@ -129,9 +129,10 @@ def _tuning(path: Path, header: Mapping[str, Any]) -> TuningResult | None:
 
 
 def _calibration(path: Path, header: Mapping[str, Any]) -> Calibration:
-    """The calibration by the names of its numbers; before format 4, there was none."""
-    state = header.get("calibration", asdict(NONE))
-    if not isinstance(state, dict) or set(state) != set(asdict(NONE)) or not _numbers(state.values()):
+    """The calibration by the names of its numbers; before format 4, there was none, and at first no `scores`."""
+    state, known = header.get("calibration", asdict(NONE)), set(asdict(NONE))
+    complete = isinstance(state, dict) and set(state) in (known, known - {"scores"})
+    if not complete or not _numbers(state.values()):
         raise _unknown(path, header, "calibration")
     try:
         return Calibration(**{name: float(number) for name, number in state.items()})

@@ -21,8 +21,8 @@ class Answers(ABC):
 
     All are deterministic and, but for intervals of counts and of custom likelihoods, differentiable. Scores follow two
     distributions of f. A calibration sharpens probabilities and blunts the traces of unfamiliar inputs, so that
-    `max_probability` is that of the calibrated f, and entropies are those of the exact posterior (`_scored`).
-    `prediction.calibrated.entropy` and `prediction.uncalibrated.max_probability` are the others.
+    `max_probability` is that of the calibrated f, and entropies have a scale of their own (`scored`).
+    `prediction.calibrated.entropy` and `prediction.uncalibrated.entropy` are those of the other distributions.
     """
 
     likelihood: Likelihood
@@ -46,9 +46,9 @@ class Answers(ABC):
         """The same without a calibration."""
 
     @property
-    def _scored(self) -> Answers:
-        """What the entropies are computed from."""
-        return self.uncalibrated
+    @abstractmethod
+    def scored(self) -> Answers:
+        """The same with the covariance that entropies are computed from, without a calibration."""
 
     @property
     def probabilities(self) -> Float[Tensor, "N *shape"]:
@@ -68,21 +68,21 @@ class Answers(ABC):
 
     @property
     def entropy(self) -> Float[Tensor, "N *shape"]:
-        """H(E p), in nats: everything that is uncertain about the class. Of the exact posterior."""
-        return self._entropy_answer(self._scored._entropies("entropy")[0])
+        """H(E p), in nats: everything that is uncertain about the class. Of `scored`."""
+        return self._entropy_answer(self.scored._entropies("entropy")[0])
 
     @property
     def expected_entropy(self) -> Float[Tensor, "N *shape"]:
-        """E H(p), in nats: how uncertain the class is even if f were known. Of the exact posterior."""
-        return self._entropy_answer(self._scored._entropies("expected_entropy")[1])
+        """E H(p), in nats: how uncertain the class is even if f were known. Of `scored`."""
+        return self._entropy_answer(self.scored._entropies("expected_entropy")[1])
 
     @property
     def mutual_information(self) -> Float[Tensor, "N *shape"]:
-        """H(E p) − E H(p) ≥ 0, in nats: what the class would say about f. Of the exact posterior.
+        """H(E p) − E H(p) ≥ 0, in nats: what the class would say about f. Of `scored`.
 
         Negative differences, which rounding leaves where f is certain, count as 0.
         """
-        of_average, expected = self._scored._entropies("mutual_information")
+        of_average, expected = self.scored._entropies("mutual_information")
         return self._entropy_answer((of_average - expected).clamp(min=0))
 
     def interval(self, level: float = 0.9) -> tuple[Float[Tensor, "N *shape"], Float[Tensor, "N *shape"]]:

@@ -21,17 +21,19 @@ class Calibration:
     """τ > 0, by which f is divided; for classification."""
     noise: float = 1.0
     """s > 0, the factor of the standard deviation of the noise; for a Gaussian likelihood."""
+    scores: float = 1.0
+    """The factor of the covariance of f in entropies and mutual information, which find unfamiliar inputs."""
 
     def __post_init__(self) -> None:
         """Store the numbers as floats, if they are finite and in range."""
         object.__setattr__(self, "scale", number_from_zero("scale", self.scale))
-        for name in ("temperature", "noise"):
+        for name in ("temperature", "noise", "scores"):
             object.__setattr__(self, name, positive_number(name, getattr(self, name)))
 
     @property
     def is_identity(self) -> bool:
         """Whether it changes nothing."""
-        return self.scale == self.temperature == self.noise == 1
+        return self.scale == self.temperature == self.noise == self.scores == 1
 
     def applied_to(self, likelihood: Likelihood) -> Likelihood:
         """The likelihood with its noise calibrated: itself, unless it is Gaussian and s ≠ 1.

@@ -188,6 +188,12 @@ class Predictive(Moments, Answers):
         return self if self.calibration.is_identity else replace(self, calibration=NONE)
 
     @property
+    def scored(self) -> Predictive:
+        """f ~ N(m, a V) with the scale a of scores, which entropies and mutual information are computed from."""
+        scale, own = self.calibration.scores, self.uncalibrated
+        return own if scale == 1 else replace(own, latent_covariance=own.latent_covariance * scale)
+
+    @property
     def mean(self) -> Float[Tensor, "N *shape"]:
         """h(f) + D J (μ − w), in the shape of the network's outputs."""
         own = self.calibrated
