@@ -8,10 +8,11 @@ from functools import partial
 
 import pytest
 
-from dnn2gp import Dense, Diagonal, FunctionSpace, Kronecker, WeightSpace, convert
-from dnn2gp.inference import Inference, NetworkOutput
+from dnn2gp import Dense, Diagonal, FunctionSpace, Iterative, Kronecker, WeightSpace, convert
+from dnn2gp.inference import Inference, NetworkOutput, choice
+from dnn2gp.inference.base import Cost
 from dnn2gp.inference.calibration import Calibration
-from dnn2gp.support.errors import InputError
+from dnn2gp.support.errors import ApproximationWarning, InputError
 
 from problems import problem
 
@@ -103,9 +104,33 @@ def test_reprs_are_one_line():
     around = convert(case.module, (case.x, case.y), case.likelihood, case.delta, mean=NetworkOutput())
     assert repr(around).endswith("; mean: network output)")
     calibrated = replace(around, calibration=Calibration(0.5))
-    assert repr(calibrated).endswith("; mean: network output; Calibration(scale=0.5, temperature=1.0, noise=1.0))")
+    assert repr(calibrated).endswith("; mean: network output; Calibration(scale=0.5))")
     assert repr(gp.predict(case.x_test)) == "Predictive(4 inputs, outputs of shape (2,))"
     assert repr(gp.prior) == "Gaussian(17 weights, diagonal precision)"
     value = gp.evidence()
     assert float(value) == value.value
     assert str(value).startswith(f"log evidence {value.value:.2f} = ")
+
+
+@pytest.mark.parametrize("limit", ["operations", "memory"])
+def test_what_is_too_large_for_exact_inference_is_iterative(limit, monkeypatch):
+    case = problem("categorical", 40)
+    if limit == "operations":
+        monkeypatch.setattr(choice, "MOST_OPERATIONS", 1e3)
+        budget = None
+    else:
+        monkeypatch.setattr(WeightSpace, "cost", lambda self, M, P: Cost("weight space", P, 1.0, 10**9))
+        monkeypatch.setattr(FunctionSpace, "cost", lambda self, M, P: Cost("function space", M, 1.0, 10**9))
+        budget = 1e8
+    with pytest.warns(ApproximationWarning, match=r"matrix, .* and about a second on one core. Instead, Iterative"):
+        gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, memory_budget=budget)
+    assert gp.inference.method == Iterative()
+    exact = convert(case.module, (case.x, case.y), case.likelihood, case.delta, structure=Dense())
+    assert exact.inference.method == WeightSpace()
+
+
+def test_the_rank_fits_into_the_memory_budget():
+    """Of a network with 10⁷ weights in float32, a column takes 40 MB."""
+    sizes = {Iterative(rank=rank, samples=samples).bytes(10**7, 4) for rank, samples in ((512, 64), (32, 16))}
+    assert max(sizes) > 60e9
+    assert min(sizes) < 9e9

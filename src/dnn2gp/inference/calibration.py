@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import final
 
 from dnn2gp.likelihoods import ClassificationLikelihood, GaussianLikelihood, Likelihood
@@ -29,6 +29,11 @@ class Calibration:
         object.__setattr__(self, "scale", number_from_zero("scale", self.scale))
         for name in ("temperature", "noise", "scores"):
             object.__setattr__(self, name, positive_number(name, getattr(self, name)))
+
+    def __str__(self) -> str:
+        """The numbers that are not 1, to three digits."""
+        numbers = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return f"Calibration({', '.join(f'{name}={value:.3g}' for name, value in numbers if value != 1)})"
 
     @property
     def is_identity(self) -> bool:

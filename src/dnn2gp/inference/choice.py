@@ -58,7 +58,7 @@ def _duration(seconds: float) -> str:
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:.0f} {unit}"
-    return f"{max(1, round(seconds))} seconds"
+    return f"{seconds:.0f} seconds" if seconds >= 1.5 else "a second"
 
 
 def _exact(model: LinearModel) -> Inference:

@@ -74,6 +74,11 @@ class Basis(Scalable):
         """r, the number of columns that were multiplied with G."""
         return self.image.shape[1]
 
+    @property
+    def largest(self) -> float:
+        """The largest eigenvalue of T, and nearly that of G."""
+        return max(0.0, self._ritz[0][-1].item())
+
     def scaled(self, factor: float) -> Basis:
         """The basis of `factor` G: the same vectors."""
         return replace(self, image=factor * self.image)

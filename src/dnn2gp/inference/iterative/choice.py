@@ -17,6 +17,7 @@ from dnn2gp.inference.iterative.posterior import IterativePosterior
 from dnn2gp.inference.iterative.report import Report
 from dnn2gp.inference.iterative.samples import Nystrom, Samples
 from dnn2gp.inference.linear_model import LinearModel
+from dnn2gp.inference.orthogonal import check_rounding
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import require
 from dnn2gp.support.numbers import whole_number
@@ -101,6 +102,7 @@ class Iterative(Inference):
         if needed > found.num_samples:
             found = found.with_samples(found.samples.joined(draw(needed - found.num_samples)))
             error = found.looked_at()
+        check_rounding(found, 1 + basis.largest)
         found.facts = self._report(found, basis, error, perf_counter() - begin)
         return found
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from dnn2gp.inference.iterative.basis import Basis
 from dnn2gp.inference.iterative.curvature import Curvature
 from dnn2gp.inference.iterative.solve import Solution, solve
+from dnn2gp.support.errors import NotPositiveDefiniteError
 
 
 @final
@@ -45,9 +46,10 @@ class Nystrom:
     @staticmethod
     def restored(root: Float[Tensor, "P k"]) -> Nystrom:
         """From Z alone, with log |Â| = −log |I − ZᵀZ|."""
-        small = root.double().T @ root.double()
-        eye = torch.eye(len(small), dtype=small.dtype, device=small.device)
-        return Nystrom(root, -torch.linalg.slogdet(eye - small).logabsdet.item(), small.trace().item())
+        values = torch.linalg.eigvalsh(root.double().T @ root.double())
+        if len(values) and not values[-1] < 1:
+            raise NotPositiveDefiniteError(f"I − Z Zᵀ has the eigenvalue {1 - values[-1].item():.3g}.")
+        return Nystrom(root, -torch.log1p(-values).sum().item(), values.sum().item())
 
     def solve(self, vectors: Float[Tensor, "P s"]) -> Float[Tensor, "P s"]:
         """Â⁻¹ v."""
