@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -16,7 +16,7 @@ from dnn2gp.features.feature_map import FeatureMap
 from dnn2gp.features.whitener import Unit, Whitener
 from dnn2gp.network.inputs import Inputs, num_examples, take
 from dnn2gp.support.allocator import give_back, sparing
-from dnn2gp.support.memory import chunks
+from dnn2gp.support.memory import chunks, room
 from dnn2gp.support.progress import track
 
 # The share of the memory budget that the factors of the training data may hold between predictions.
@@ -24,6 +24,8 @@ _SHARE = 0.25
 _WIDE_ROWS = Work("Rows of the data", lambda factors: factors.to(torch.float64).rows())
 # Rows of a block: large enough for a fast product, small enough that it stays in a cache.
 _BLOCK_ROWS = 1024
+# Examples to multiply at a time where no pairs of them are formed: with fewer, vectors are rearranged too often.
+_TOGETHER = 1536
 
 
 @final
@@ -60,16 +62,19 @@ class FactoredJacobian:
         dtype: torch.dtype | None = None,
         kept: KeptFactors | None = None,
         reserve: int = 0,
+        columns: int = 0,
     ) -> None:
         """Rows of `inputs` with roots S (default: the identity) and the weight covariance V of `precision` (default:
         the identity); products are in `dtype`, by default that of the network. `kept` are the factors if they are known
-        already. `reserve` bytes of the memory budget are left to the caller."""
+        already. `reserve` bytes of the memory budget are left to the caller. If no pairs of examples are formed,
+        `columns` is the number of vectors that are multiplied at a time: factors of many examples are then used at
+        once, which is faster."""
         self.features, self.inputs, self.root = features, inputs, root
         self.precision: Whitener = Unit(features.anchor.dtype) if precision is None else precision
         self.rank = features.num_outputs if root is None else root.shape[2]
         self.num_examples = num_examples(inputs)
         self._wide = features.anchor.dtype if dtype is None else dtype
-        self._kept, self._reserve = kept, reserve
+        self._kept, self._reserve, self._columns = kept, reserve, columns
 
     @property
     def dtype(self) -> torch.dtype:
@@ -110,9 +115,10 @@ class FactoredJacobian:
             most = _SHARE * (self.features.budget() - self._reserve) / self.num_examples
             if self.features.measured(self.inputs, self.rank, self._whitening()).kept <= most:
                 made = ((part, self._white(factors)) for part, factors in self._made("factors of the data"))
-                self._kept = KeptFactors(tuple(made), white=True)
+                self._kept = KeptFactors(tuple(_joined(made, self._at_once())), white=True)
             elif self.features.measured(self.inputs, self.rank).kept <= most:
-                self._kept = KeptFactors(tuple(self._made("factors of the data")), white=False)
+                made = self._made("factors of the data")
+                self._kept = KeptFactors(tuple(_joined(made, self._at_once())), white=False)
         return self._kept is not None
 
     @property
@@ -215,12 +221,27 @@ class FactoredJacobian:
     def _made(self, what: str) -> Iterator[tuple[slice, Factors]]:
         wide = max(1, self.dtype.itemsize // self.features.anchor.element_size())
         beside = 3 * wide * self.features.measured(self.inputs, self.rank).kept  # two blocks, and a copy of one
-        half = (self.features.budget() - self._reserve) // 2  # the other half is for the examples they are used with
-        size = self.features.chunk(self.inputs, self.rank, fixed=self._reserve + max(0, half), extra=beside)
-        size = min(size, max(1, _BLOCK_ROWS // self.rank))
+        if self._columns:
+            size = self.features.chunk(self.inputs, self.rank, self._product(), fixed=self._reserve, extra=beside)
+        else:  # blocks of a matrix of pairs: half of the room is for the examples they are paired with
+            half = (self.features.budget() - self._reserve) // 2
+            size = self.features.chunk(self.inputs, self.rank, fixed=self._reserve + max(0, half), extra=beside)
+            size = min(size, max(1, _BLOCK_ROWS // self.rank))
         for part in sparing(track(list(chunks(self.num_examples, size)), what), self.features.budget()):
             own = None if self.root is None else self.root[part]
             yield part, self.features.factors(take(self.inputs, part), own).compact()
+
+    def _at_once(self) -> int:
+        """The examples whose kept factors are multiplied at once: their products, too, must fit into the budget."""
+        if not self._columns:
+            return 0
+        need = self.features.need(self.inputs, self.rank, self._product())
+        return min(_TOGETHER, need.most(room(self.features.budget() - self._reserve) // 2))
+
+    def _product(self) -> Work:
+        """ΦᵀΦ v of as many vectors as are multiplied at a time."""
+        vectors = torch.zeros(self.features.num_weights, self._columns, dtype=self.dtype, device=self.device)
+        return Work("ΦᵀΦ v", lambda factors: factors.pull(factors.push(vectors)), (self._columns, self.dtype))
 
     def _whitening(self) -> Work:
         structured = self.features.structured(self.inputs, self.precision)
@@ -232,3 +253,21 @@ class FactoredJacobian:
 
     def _sites(self, examples: slice) -> slice:
         return slice(examples.start * self.rank, examples.stop * self.rank)
+
+
+def _joined(parts: Iterable[tuple[slice, Factors]], count: int) -> Iterator[tuple[slice, Factors]]:
+    """Consecutive chunks of the same form as one, up to `count` examples, and at least one chunk."""
+    waiting: list[tuple[slice, Factors]] = []
+    for part, factors in parts:
+        if waiting and (part.stop - waiting[0][0].start > count or not factors.alike(waiting[0][1])):
+            yield _one(waiting)
+            waiting = []
+        waiting.append((part, factors))
+    if waiting:
+        yield _one(waiting)
+
+
+def _one(chunks: list[tuple[slice, Factors]]) -> tuple[slice, Factors]:
+    (first, factors), *rest = chunks
+    last = rest[-1][0] if rest else first
+    return slice(first.start, last.stop), factors.joined([other for _, other in rest]) if rest else factors

@@ -86,6 +86,16 @@ class Factors:
         columns = zip(self.blocks, *(other.blocks for other in others), strict=True)
         return self.with_blocks([first.joined(rest) for first, *rest in columns])
 
+    def alike(self, other: Factors) -> bool:
+        """Whether both have blocks of the same kinds and sizes, so that they can be joined without forming rows."""
+        return len(self.blocks) == len(other.blocks) and all(
+            type(own) is type(its)
+            and own.parts == its.parts
+            and own.scale == its.scale
+            and [tensor.shape[1:] for tensor in own.tensors()] == [tensor.shape[1:] for tensor in its.tensors()]
+            for own, its in zip(self.blocks, other.blocks, strict=True)
+        )
+
     def compact(self) -> Factors:
         """Each block in the form that is cheaper to store and to use."""
         return self.with_blocks([block.compact() if isinstance(block, Outer) else block for block in self.blocks])

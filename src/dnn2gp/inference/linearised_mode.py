@@ -113,7 +113,7 @@ class _Search:
         features, inputs = expansion.features, expansion.inputs
         reserve = _MATRICES * posterior.bytes // 2
         dtype = torch.float64 if posterior.exact else expansion.anchor.dtype
-        jacobian = FactoredJacobian(features, inputs, dtype=dtype, reserve=reserve)
+        jacobian = FactoredJacobian(features, inputs, dtype=dtype, reserve=reserve, columns=1)
         zero = torch.zeros_like(expansion.anchor, dtype=torch.float64)
         moved = zero if expansion.moved is None else expansion.moved
         targets = expansion.targets

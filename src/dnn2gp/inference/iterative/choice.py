@@ -27,6 +27,8 @@ from dnn2gp.support.numbers import whole_number
 _BLOCK, _ROUNDS = 64, 8
 # Conjugate gradients end at this relative residual: the error that it leaves is far below that of the samples.
 _RESIDUAL = 0.07
+# A solve for the mean may take this multiple of the iterations of a sample.
+_PATIENCE = 20
 # The first samples, which tell how many are needed.
 _FIRST = 16
 
@@ -96,7 +98,8 @@ class Iterative(Inference):
         def draw(count: int) -> Samples:
             return Samples.draw(curvature, basis, nystrom, count, generator, _RESIDUAL, self.max_iterations)
 
-        found = IterativePosterior(self, model, nystrom, draw(min(_FIRST, self.samples)), curvature)
+        first = draw(min(_FIRST, self.samples))
+        found = IterativePosterior(self, model, nystrom, first, curvature, self._patience)
         error = found.looked_at()
         needed = min(self.samples, found.samples_needed(error, self.tolerance))
         if needed > found.num_samples:
@@ -110,10 +113,16 @@ class Iterative(Inference):
         """Without samples: a preconditioner."""
         curvature = self._curvature(model, samples=0)
         nystrom = Nystrom.of(self._known(curvature, model, known))
-        return IterativePosterior(self, model, nystrom, Samples.none(nystrom.root), curvature)
+        none = Samples.none(nystrom.root)
+        return IterativePosterior(self, model, nystrom, none, curvature, self._patience)
 
     def restored(self, model: LinearModel, state: dict[str, Tensor]) -> IterativePosterior:
-        return IterativePosterior.restored(self, model, state)
+        return IterativePosterior.restored(self, model, state, self._patience)
+
+    @property
+    def _patience(self) -> int:
+        """The most iterations for the mean, which is solved more accurately than samples."""
+        return _PATIENCE * self.max_iterations
 
     def _report(self, found: IterativePosterior, basis: Basis, error: float, seconds: float) -> Report:
         samples, curvature = found.samples, found.curvature
@@ -159,7 +168,8 @@ class Iterative(Inference):
             f"A basis of rank {min(self.rank, len(anchor))} and {self.samples} samples of {len(anchor)} weights",
             "Use a smaller rank or fewer samples, e.g. Iterative(rank=128, samples=32).",
         )
-        return Curvature(model, needed)
+        columns = max(self._width(len(anchor)), self.samples if samples is None else samples)
+        return Curvature(model, columns, needed)
 
     def bytes(self, num_weights: int, itemsize: int, samples: int | None = None) -> int:
         """The basis with its rotation, and the samples with their residuals, directions and images."""

@@ -16,12 +16,18 @@ from dnn2gp.inference.linear_model import LinearModel
 class Curvature:
     """Φ = SᵀJ V^{½} of a linear model, in the dtype of its network."""
 
-    def __init__(self, model: LinearModel, reserve: int = 0) -> None:
-        """`reserve` bytes of the memory budget are left to the caller."""
+    def __init__(self, model: LinearModel, columns: int, reserve: int = 0) -> None:
+        """`columns` vectors are multiplied at a time; `reserve` bytes of the memory budget are left to the caller."""
         expansion, precision = model.expansion, model.prior.precision
         self.dtype = expansion.anchor.dtype
         self.sites = FactoredJacobian(
-            expansion.features, expansion.inputs, expansion.root, precision, self.dtype, reserve=reserve
+            expansion.features,
+            expansion.inputs,
+            expansion.root,
+            precision,
+            self.dtype,
+            reserve=reserve,
+            columns=columns,
         )
         self.passes = self.columns = 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dnn2gp.features import Factors, FeatureMap
 from dnn2gp.features.budget.plan import Work
-from dnn2gp.inference.base import Posterior
+from dnn2gp.inference.base import Inference, Posterior
 from dnn2gp.inference.iterative.coupled import estimate
 from dnn2gp.inference.iterative.curvature import Curvature
 from dnn2gp.inference.iterative.report import Report
@@ -23,16 +23,12 @@ from dnn2gp.support.errors import InputError, NotConvergedError
 from dnn2gp.support.memory import chunks
 from dnn2gp.weights.expansion import Expansion
 
-if TYPE_CHECKING:
-    from dnn2gp.inference.iterative.choice import Iterative
-
 # Training inputs at which the error is looked at.
 _LOOKED_AT = 64
 # Few samples estimate their own error poorly: it is stated larger by this factor up to this number of them.
 _FEW, _MORE = 32, 1.25
-# A solve for the mean may take this multiple of the iterations of a sample, and moves no output by more than this
-# number of posterior standard deviations.
-_PATIENCE, _EXACT = 20, 1e-3
+# A solve for the mean moves no output by more than this number of posterior standard deviations.
+_EXACT = 1e-3
 # Where rounding or patience ends the solve, it may move outputs by so many posterior standard deviations.
 _WRONG = 0.05
 # Weights whose variances are estimated at a time.
@@ -47,10 +43,16 @@ class IterativePosterior(Posterior):
     """What the inference did; None for a preconditioner."""
 
     def __init__(
-        self, method: Iterative, model: LinearModel, nystrom: Nystrom, samples: Samples, curvature: Curvature
+        self,
+        method: Inference,
+        model: LinearModel,
+        nystrom: Nystrom,
+        samples: Samples,
+        curvature: Curvature,
+        max_iterations: int,
     ) -> None:
-        """Â and the samples, in the coordinates in which the prior is N(0, I)."""
-        self.method, self.model, self.options = method, model, method
+        """Â and the samples, in the coordinates in which the prior is N(0, I); the most iterations for the mean."""
+        self.method, self.model, self.max_iterations = method, model, max_iterations
         self.nystrom, self.samples, self.curvature = nystrom, samples, curvature
         self.prior_precision = model.prior.precision
 
@@ -70,11 +72,14 @@ class IterativePosterior(Posterior):
         return self.facts
 
     @staticmethod
-    def restored(method: Iterative, model: LinearModel, state: dict[str, Tensor]) -> IterativePosterior:
+    def restored(
+        method: Inference, model: LinearModel, state: dict[str, Tensor], max_iterations: int
+    ) -> IterativePosterior:
         """From `state`."""
         facts = Report.restored(state["report"])
         samples = Samples(state["samples"], state["differences"], state["log_dets"], facts.residual, facts.iterations)
-        found = IterativePosterior(method, model, Nystrom.restored(state["root"]), samples, Curvature(model))
+        nystrom, curvature = Nystrom.restored(state["root"]), Curvature(model, columns=1)
+        found = IterativePosterior(method, model, nystrom, samples, curvature, max_iterations)
         found.facts = facts
         if "step" in state:
             found.step = state["step"]
@@ -91,19 +96,17 @@ class IterativePosterior(Posterior):
         size = (white * self.nystrom.solve(white)).sum(0).max().clamp(min=0).sqrt().item()
         rounding = 10 * torch.finfo(white.dtype).eps
         accuracy = max(rounding, min(0.1, _EXACT / max(size, rounding)))
-        found = solve(self.curvature.shifted, white, self.nystrom.solve, accuracy, self._patience, "posterior mean")
+        found = solve(
+            self.curvature.shifted, white, self.nystrom.solve, accuracy, self.max_iterations, "posterior mean"
+        )
         left = found.residuals.max().item() * size
         if left > _WRONG:
             raise NotConvergedError(
                 f"The system for the posterior mean was solved only up to {left:.1g} posterior standard deviations in "
-                f"{found.iterations.max().item()} iterations. Use float64, a larger rank (it is {self.options.rank}), "
-                "or a larger prior precision δ or noise σ."
+                f"{found.iterations.max().item()} iterations. Use float64, a larger rank than "
+                f"{self.nystrom.root.shape[1]}, or a larger prior precision δ or noise σ."
             )
         return self.prior_precision.unwhiten(found.solution).double()
-
-    @property
-    def _patience(self) -> int:
-        return _PATIENCE * self.options.max_iterations
 
     def covariance(self, features: FeatureMap, inputs: Inputs, other: Inputs | None = None) -> Float[Tensor, "N K M K"]:
         """J(x) Σ̃ J(x')ᵀ from the samples, rescaled at each input so that its own block is that of `marginal`."""
@@ -164,7 +167,7 @@ class IterativePosterior(Posterior):
 
     def with_samples(self, samples: Samples) -> IterativePosterior:
         """With other samples."""
-        return IterativePosterior(self.options, self.model, self.nystrom, samples, self.curvature)
+        return IterativePosterior(self.method, self.model, self.nystrom, samples, self.curvature, self.max_iterations)
 
     def log_det_ratio(self) -> Float[Tensor, ""]:
         return torch.tensor(self.report().log_det, dtype=torch.float64)
