@@ -371,6 +371,13 @@ def test_a_calibration_belongs_to_its_likelihood(saved: Saved) -> None:
         load(path, fresh())
 
 
+def test_an_unknown_likelihood_names_the_file_and_the_release(saved: Saved) -> None:
+    path = saved("dense")
+    rewrite(path, lambda header: {**header, "likelihood": "negative binomial"})
+    with pytest.raises(FileFormatError, match=r"gp.*likelihood = 'negative binomial'.*import the module.*dnn2gp"):
+        load(path, fresh())
+
+
 MEANS = [
     "Gauss-Newton step",
     "linearised mode",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dnn2gp.features import LayerwiseFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.gp.automatic import Predictor, automatic
 from dnn2gp.gp.by_evidence import ByEvidence, tune_model
-from dnn2gp.gp.calibrated import by_validation
+from dnn2gp.gp.calibrated import by_validation, calibration_for
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.means import with_mean
 from dnn2gp.gp.moved import warn_if_moved
@@ -34,7 +34,14 @@ from dnn2gp.network.anomalies import anomalies_explained
 from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs, leaves, num_examples
 from dnn2gp.support.allocator import returning_blocks
-from dnn2gp.support.errors import ApproximationWarning, InputError, ProbabilitiesWarning, warn_user
+from dnn2gp.support.errors import (
+    ApproximationWarning,
+    InputError,
+    NotAMinimumWarning,
+    NotConvergedError,
+    ProbabilitiesWarning,
+    warn_user,
+)
 from dnn2gp.support.memory import SMALL, holding, require
 from dnn2gp.support.progress import show_progress
 from dnn2gp.weights.expansion import Expansion
@@ -162,7 +169,12 @@ def _centred(
         return automatic(model, method, likelihood, known)
     features = model.expansion.features
     assert isinstance(features, NetworkFeatures)
-    mode = with_mean(method, model, LinearisedMode(), likelihood, known)
+    try:
+        mode = with_mean(method, model, LinearisedMode(), likelihood, known)
+    except NotConvergedError as error:
+        warn_user(f"{error} The GP predicts around the network.", NotAMinimumWarning)
+        around = with_mean(method, model, NetworkOutput(), likelihood, known)
+        return Predictor(around, calibration_for(around, likelihood, features, validation))
     with holding(mode.bytes):
         return by_validation(mode, likelihood, validation, features.network)
 

@@ -10,6 +10,7 @@ from typing import Any, final
 from dnn2gp.evidence.tuning_result import EVIDENCE, TuningResult
 from dnn2gp.inference import Inference, Mean
 from dnn2gp.inference.calibration import NONE, Calibration
+from dnn2gp.likelihoods import is_registered
 from dnn2gp.support.choice import Choice
 from dnn2gp.support.errors import FileFormatError, InputError
 from dnn2gp.support.json_text import short
@@ -58,6 +59,8 @@ class Header:
             if found >= since and name not in header:
                 raise _unknown(path, header, name)
         _check_fields(path, header)
+        if not is_registered(header["likelihood"]):
+            raise _unknown(path, header, "likelihood", " (import the module that defines it first)")
         return Header(
             header["likelihood"],
             header["trainable"],

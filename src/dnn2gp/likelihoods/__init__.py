@@ -3,7 +3,7 @@
 May import `network` and `support`. Start with `base.py`, which says what a likelihood must answer, then `gaussian.py`.
 """
 
-from dnn2gp.likelihoods.base import ClassificationLikelihood, Likelihood, likelihood_from_state
+from dnn2gp.likelihoods.base import ClassificationLikelihood, Likelihood, is_registered, likelihood_from_state
 from dnn2gp.likelihoods.bernoulli import BernoulliLikelihood
 from dnn2gp.likelihoods.categorical import CategoricalLikelihood
 from dnn2gp.likelihoods.custom import CustomLikelihood
@@ -18,5 +18,6 @@ __all__ = [
     "GaussianLikelihood",
     "Likelihood",
     "PoissonLikelihood",
+    "is_registered",
     "likelihood_from_state",
 ]

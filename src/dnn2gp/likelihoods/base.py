@@ -176,6 +176,11 @@ def likelihood_from_state(name: str, state: dict[str, Tensor]) -> Likelihood:
     return _REGISTRY[name].from_state(state)
 
 
+def is_registered(name: str) -> bool:
+    """Whether a likelihood of this name is defined in the package or in a module that was imported."""
+    return name in _REGISTRY
+
+
 def check_state_keys(name: str, state: dict[str, Tensor], expected: set[str]) -> None:
     """Raise a `FileFormatError` unless `state` holds exactly the expected tensors."""
     if set(state) != expected:
