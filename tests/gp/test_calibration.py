@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 
 import numpy as np
@@ -337,7 +338,7 @@ def test_the_automatic_choice_takes_a_linear_model():
 def test_without_a_mode_the_gp_predicts_around_the_network(validated, monkeypatch):
     """Where the search does not converge, as for the loss of a custom likelihood that is not convex."""
     network, train, held, _ = _trained(epochs=20)
-    monkeypatch.setattr("dnn2gp.inference.linearised_mode._STEPS", 0)
+    monkeypatch.setattr(sys.modules["dnn2gp.inference.linearised_mode"], "_STEPS", 0)
     with pytest.warns(NotAMinimumWarning, match="predicts around the network"):
         gp = convert(network, train, CategoricalLikelihood(), 1.0, validation=held if validated else None)
     assert gp.centre == NetworkOutput()
