@@ -31,6 +31,7 @@ from dnn2gp.inference import LinearisedMode
 from dnn2gp.inference.averages import SoftmaxAverages, averages
 from dnn2gp.inference.calibration import NONE
 from dnn2gp.inference.metrics import accuracy, ece, nll
+from dnn2gp.inference.novelty import novelty
 from dnn2gp.paper.datasets import load_images
 from dnn2gp.paper.networks import lenet5
 from dnn2gp.support.files import write_text
@@ -172,6 +173,10 @@ class Latents:
         zero = torch.zeros_like(mean)
         return Predictive(LIKELIHOOD, (10,), mean, zero, self.covariance, calibration=choice.calibration)
 
+    def novelty(self) -> Tensor:
+        """That of `gp.novelty`, around the network."""
+        return novelty(LIKELIHOOD, self.network, self.covariance, self.prior)
+
     def averages(self, around: str) -> SoftmaxAverages:
         """Averages of the exact posterior around the network or the mode."""
         found = averages(LIKELIHOOD, getattr(self, around), self.covariance, _POINTS)
@@ -216,11 +221,8 @@ def measured(case: Case) -> dict:
                 score: _auroc(*(getattr(each.predictive(choice), score) for each in (inside, outside)))
                 for score in SCORES
             },
-            "entropy + mutual_information": _auroc(
-                *(
-                    each.predictive(choice).entropy + each.predictive(choice).mutual_information
-                    for each in (inside, outside)
-                )
+            "outlier score": _auroc(
+                *(each.predictive(choice).entropy.double() * each.novelty() for each in (inside, outside))
             ),
         },
     }
@@ -244,7 +246,7 @@ def _quality(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def _of_network(inside: Latents, outside: Latents) -> dict[str, float]:
-    """Scores of the plain network, the variance of f, and the share of the prior's information that the data left."""
+    """Scores of the plain network, the variance of f, and the share of its prior variance that the data left."""
 
     def entropy(own: Latents) -> Tensor:
         return torch.special.entr(own.network.double().softmax(1)).sum(1)
@@ -252,15 +254,10 @@ def _of_network(inside: Latents, outside: Latents) -> dict[str, float]:
     def variance(own: Latents) -> Tensor:
         return own.covariance.diagonal(dim1=1, dim2=2).sum(1)
 
-    def share(own: Latents) -> Tensor:
-        p = own.network.double().softmax(1)
-        noise = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
-        return (noise * own.covariance).sum((1, 2)) / (noise * own.prior).sum((1, 2))
-
     return {
         "network entropy": _auroc(entropy(inside), entropy(outside)),
         "variance": _auroc(variance(inside), variance(outside)),
-        "prior share": _auroc(share(inside), share(outside)),
+        "novelty": _auroc(inside.novelty(), outside.novelty()),
     }
 
 
@@ -285,10 +282,11 @@ def _auroc(inside: Tensor, outside: Tensor) -> float:
 def page(rows: Sequence[dict]) -> str:
     """A line per network and pair: means over the seeds, ± their standard errors."""
     head = (
-        "| trained on; outliers | network | images | AUROC: entropy of the network | `mutual_information` | `entropy` "
-        "| variance of f | ECE: network | **GP** | **GP with validation** | perfectly calibrated |"
+        "| trained on; outliers | network | images | AUROC: entropy of the network | **`gp.outlier_score`** | "
+        "`gp.novelty` | `mutual_information` | `entropy` | variance of f | ECE: network | **GP** | "
+        "**GP with validation** | perfectly calibrated |"
     )
-    lines = [head, "|---|---|" + "---:|" * 9]
+    lines = [head, "|---|---|" + "---:|" * 11]
     for case in CASES:
         own = [row for row in rows if _group(row) == _group(asdict(case)) and row["seed"] in SEEDS]
         if case.seed == SEEDS[0] and own:
@@ -301,7 +299,7 @@ def _group(row: dict) -> tuple[str, ...]:
 
 
 def _line(rows: Sequence[dict]) -> str:
-    scores = "network entropy", "mutual_information", "entropy", "variance"
+    scores = "network entropy", "outlier score", "novelty", "mutual_information", "entropy", "variance"
     cells = [_mean([row["auroc"][score] for row in rows]) for score in scores]
     cells += [_mean([row["predictions"][way]["ece"] for row in rows]) for way in ("network", "GP", "GP, validation")]
     cells.append(_mean([row["predictions"]["GP, validation"]["ece_noise"] for row in rows]))

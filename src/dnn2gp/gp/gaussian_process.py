@@ -33,6 +33,7 @@ from dnn2gp.inference import (
     linearised_mode,
 )
 from dnn2gp.inference.calibration import NONE, Calibration
+from dnn2gp.inference.novelty import novelty
 from dnn2gp.inference.predictive import finite
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
@@ -151,6 +152,34 @@ class GaussianProcess:
             noise_known=likelihood is not None or not self.likelihood.per_example,
             calibration=self.calibration,
         )
+
+    def novelty(self, inputs: Inputs) -> Float[Tensor, "N *shape"]:
+        """The share, from 0 to 1, of the prior variance of f at each input that the training data have left.
+
+        One number per output; for exclusive classes, one per input. See `dnn2gp.inference.novelty`.
+        """
+        found = self._novelty(inputs, self.predict(inputs))
+        return found.reshape(len(found), *self.network.output_shape) if found.ndim > 1 else found
+
+    def outlier_score(self, inputs: Inputs) -> Float[Tensor, "N *shape"]:
+        """How likely an input is an outlier, for classification: its novelty times `Predictive.entropy`, in nats.
+
+        It is large where the class is uncertain and the training data say little. Neither alone is enough: ambiguous
+        examples of known classes have a large entropy, and some familiar ones have a large novelty.
+        """
+        prediction = self.predict(inputs)
+        entropy = prediction.entropy
+        return entropy * self._novelty(inputs, prediction).to(entropy.dtype).reshape(entropy.shape)
+
+    def _novelty(self, inputs: Inputs, prediction: Predictive) -> Float[Tensor, "N *K"]:
+        if self.num_maps > 1:
+            raise InputError(
+                "novelty: expected the features of one network; got those of several samples of its weights."
+            )
+        prior = self.features.covariance(self._checked(inputs), self.prior.precision.double())
+        exact = prediction.uncalibrated
+        found = novelty(self.likelihood, exact.latent_mean, exact.latent_covariance, prior)
+        return found.to(self.features.anchor.dtype)
 
     def leave_one_out(self) -> LeaveOneOut:
         """The prediction of each training example by the GP of all others, in closed form.

@@ -1,0 +1,66 @@
+"""gp.novelty and gp.outlier_score against explicit matrices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dnn2gp import CategoricalLikelihood, FunctionSpace, Iterative, NetworkOutput, WeightSpace, convert
+from dnn2gp.support.errors import InputError
+
+from problems import KINDS, problem
+from reference import brute_force
+
+pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
+
+
+@pytest.mark.parametrize("inference", [WeightSpace(), FunctionSpace(), Iterative(rank=100)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_share_of_the_prior_variance_that_is_left(kind, inference):
+    case = problem(kind, 7)
+    J, _, Lam = case.parts()
+    precision = torch.einsum("nkp,nkl,nlq->pq", J, Lam, J) + case.delta.diag()
+    rows = brute_force.jacobian(case.module, case.x_test)
+    after, before = (rows @ each @ rows.mT for each in (torch.linalg.inv(precision), (1 / case.delta).diag()))
+    gp = convert(case.module, (case.x, case.y), case.likelihood, case.delta, mean=NetworkOutput(), inference=inference)
+    if kind == "categorical":
+        p = brute_force.outputs(case.module, case.x_test).softmax(1)
+        noise = torch.diag_embed(p) - p[:, :, None] * p[:, None]
+        expected = (noise * after).sum((1, 2)) / (noise * before).sum((1, 2))
+    else:
+        expected = after.diagonal(dim1=1, dim2=2) / before.diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(gp.novelty(case.x_test), expected, rtol=1e-7, atol=1e-9)
+    assert bool(((expected > 0) & (expected < 1)).all())
+    if kind in ("categorical", "bernoulli"):
+        entropy = gp.predict(case.x_test).entropy
+        torch.testing.assert_close(gp.outlier_score(case.x_test), expected * entropy, rtol=1e-7, atol=1e-9)
+    else:
+        with pytest.raises(InputError, match="entropy"):
+            gp.outlier_score(case.x_test)
+
+
+def test_a_network_that_is_certain_has_a_novelty():
+    """With logits 2000 apart, probabilities and Λ underflow, and their ratio does not."""
+    torch.manual_seed(0)
+    network, x = nn.Linear(2, 3), torch.randn(20, 2)
+    gp = convert(network, (x, torch.arange(20) % 3), CategoricalLikelihood(), 1.0, mean=NetworkOutput())
+    found = gp.novelty(1e4 * x)
+    assert bool(found.isfinite().all())
+    assert bool(((found > 0) & (found <= 1)).all())
+
+
+def test_unfamiliar_inputs_have_the_larger_score():
+    torch.manual_seed(0)
+    x = torch.randn(200, 2) * torch.tensor([1.0, 0.1])
+    network = nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 2))
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+    labels = (x[:, 0] > 0).long()
+    for _ in range(100):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(x), labels).backward()
+        optimizer.step()
+    gp = convert(network, (x, labels), CategoricalLikelihood())
+    away = torch.stack([x[:, 0], torch.full_like(x[:, 0], 3.0)], 1)
+    assert gp.novelty(away).median() > gp.novelty(x).median()
+    assert gp.outlier_score(away).median() > 2 * gp.outlier_score(x).median()
