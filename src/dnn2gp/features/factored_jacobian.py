@@ -26,6 +26,8 @@ _WIDE_ROWS = Work("Rows of the data", lambda factors: factors.to(torch.float64).
 _BLOCK_ROWS = 1024
 # Examples to multiply at a time where no pairs of them are formed: with fewer, vectors are rearranged too often.
 _TOGETHER = 1536
+# The share of the memory budget that they may have: while they are joined, they exist twice.
+_BLOCK_SHARE = 1 / 16
 
 
 @final
@@ -63,18 +65,19 @@ class FactoredJacobian:
         kept: KeptFactors | None = None,
         reserve: int = 0,
         columns: int = 0,
+        held: int = 0,
     ) -> None:
         """Rows of `inputs` with roots S (default: the identity) and the weight covariance V of `precision` (default:
         the identity); products are in `dtype`, by default that of the network. `kept` are the factors if they are known
-        already. `reserve` bytes of the memory budget are left to the caller. If no pairs of examples are formed,
-        `columns` is the number of vectors that are multiplied at a time: factors of many examples are then used at
-        once, which is faster."""
+        already. If they are kept, they leave `reserve` bytes of the memory budget to the caller. If no pairs of
+        examples are formed, `columns` is the number of vectors that are multiplied at a time: factors of many examples
+        are then used at once, which is faster, and `held` bytes are in use during a product."""
         self.features, self.inputs, self.root = features, inputs, root
         self.precision: Whitener = Unit(features.anchor.dtype) if precision is None else precision
         self.rank = features.num_outputs if root is None else root.shape[2]
         self.num_examples = num_examples(inputs)
         self._wide = features.anchor.dtype if dtype is None else dtype
-        self._kept, self._reserve, self._columns = kept, reserve, columns
+        self._kept, self._reserve, self._columns, self._held = kept, reserve, columns, held
 
     @property
     def dtype(self) -> torch.dtype:
@@ -113,13 +116,18 @@ class FactoredJacobian:
         """Whether all factors are in memory; the first call computes them, if they fit."""
         if self._kept is None:
             most = _SHARE * (self.features.budget() - self._reserve) / self.num_examples
-            if self.features.measured(self.inputs, self.rank, self._whitening()).kept <= most:
-                made = ((part, self._white(factors)) for part, factors in self._made("factors of the data"))
-                self._kept = KeptFactors(tuple(_joined(made, self._at_once())), white=True)
-            elif self.features.measured(self.inputs, self.rank).kept <= most:
-                made = self._made("factors of the data")
-                self._kept = KeptFactors(tuple(_joined(made, self._at_once())), white=False)
+            white = self.features.measured(self.inputs, self.rank, self._whitening()).kept
+            plain = self.features.measured(self.inputs, self.rank).kept
+            if min(white, plain) <= most:
+                self._kept = self._keep(min(white, most), white=white <= most)
         return self._kept is not None
+
+    def _keep(self, each: float, *, white: bool) -> KeptFactors:
+        """Compute all factors, which take `each` bytes per example."""
+        count = min(self._at_once(), int(_BLOCK_SHARE * self.features.budget() / max(1.0, each)))
+        made = self._made("factors of the data", int(each * self.num_examples))
+        own = ((part, self._white(factors) if white else factors) for part, factors in made)
+        return KeptFactors(tuple(_joined(own, count)), white=white)
 
     @property
     def kept_bytes(self) -> int:
@@ -218,11 +226,12 @@ class FactoredJacobian:
         """Φ."""
         return torch.cat([rows for _, rows in self.row_blocks()])
 
-    def _made(self, what: str) -> Iterator[tuple[slice, Factors]]:
+    def _made(self, what: str, kept: int = 0) -> Iterator[tuple[slice, Factors]]:
+        """(examples, their factors), chunk by chunk, if `kept` bytes of them are kept in the end."""
         wide = max(1, self.dtype.itemsize // self.features.anchor.element_size())
         beside = 3 * wide * self.features.measured(self.inputs, self.rank).kept  # two blocks, and a copy of one
         if self._columns:
-            size = self.features.chunk(self.inputs, self.rank, self._product(), fixed=self._reserve, extra=beside)
+            size = self.features.chunk(self.inputs, self.rank, self._product(), fixed=self._held + kept, extra=beside)
         else:  # blocks of a matrix of pairs: half of the room is for the examples they are paired with
             half = (self.features.budget() - self._reserve) // 2
             size = self.features.chunk(self.inputs, self.rank, fixed=self._reserve + max(0, half), extra=beside)
@@ -236,12 +245,18 @@ class FactoredJacobian:
         if not self._columns:
             return 0
         need = self.features.need(self.inputs, self.rank, self._product())
-        return min(_TOGETHER, need.most(room(self.features.budget() - self._reserve) // 2))
+        return min(_TOGETHER, need.most(room(self.features.budget() - self._held) // 2))
 
     def _product(self) -> Work:
         """ΦᵀΦ v of as many vectors as are multiplied at a time."""
         vectors = torch.zeros(self.features.num_weights, self._columns, dtype=self.dtype, device=self.device)
-        return Work("ΦᵀΦ v", lambda factors: factors.pull(factors.push(vectors)), (self._columns, self.dtype))
+
+        def used(factors: Factors) -> Tensor:
+            white = self._white(factors.compact())
+            return white.pull(white.push(vectors))
+
+        structured = self.features.structured(self.inputs, self.precision)
+        return Work("ΦᵀΦ v", used, (self._columns, self.dtype, type(self.precision), structured))
 
     def _whitening(self) -> Work:
         structured = self.features.structured(self.inputs, self.precision)

@@ -28,6 +28,7 @@ class Curvature:
             self.dtype,
             reserve=reserve,
             columns=columns,
+            held=reserve,
         )
         self.passes = self.columns = 0
 
