@@ -1,11 +1,11 @@
-"""What convert does by default: which mean, and how wide, chosen from training data alone or from a validation set.
+"""The default of convert: which mean, and how wide, chosen from the training data alone or on a validation set.
 
 Without validation data, leave-one-out at the mode of the linearised network chooses a and τ (docs/calibration.md has
 the measurements that led here):
 
 1. If the leave-one-out NLL at the mode is below the NLL of the network on its own training data, by more than a
-   standard error, the network is underfit, and the GP predicts at the mode. Where an approximate covariance allows
-   leave-one-out only to first order, which overlooks what the mode has memorised, it never does.
+   standard error, the network is underfit, and the GP predicts at the mode. It never does so if an approximate
+   covariance allows leave-one-out only to first order, which overlooks what the mode has memorised.
 2. Otherwise it predicts around the network. The logits of the network are ρ times as large as those of the mode (root
    mean squares over the training data), so τ becomes ρτ but at least 1, and a becomes ½ min(1, ρ²) a.
 """
@@ -32,7 +32,7 @@ from dnn2gp.weights.expansion import Expansion
 
 # Examples whose leave-one-out predictions choose the calibration, evenly spread over the data.
 _EXAMPLES = 2000
-# The share of the covariance at the mode that is kept around the network; of 1, ½ and ¼ the best on split 0.
+# The share of the covariance at the mode that is kept around the network: the best of 1, ½ and ¼ on split 0.
 _SHARE = 0.5
 # Posterior standard deviations by which the mode may be off where the posterior is an approximation anyway.
 _ROUGH = 0.02
@@ -52,7 +52,7 @@ def automatic(
 ) -> Predictor:
     """Mean and calibration from the training data, for a linear model whose sites are at the network's weights.
 
-    The posterior there is not kept once that at the mode is known, so that there is memory for one of them.
+    The posterior there is freed once the one at the mode is known, so that only one of them takes memory.
     """
     expansion = model.expansion
     if expansion.quadratic:  # the mode is one exact step away, and σ is part of the evidence
@@ -63,8 +63,8 @@ def automatic(
             mode = at_mode(start_for(method, model, known), likelihood, method, None if method.exact else _ROUGH)
         except NotConvergedError as error:
             warn_user(
-                f"{error} The GP predicts around the network, without a calibration. If you can, pass a validation "
-                "set.",
+                f"{error} The GP predicts around the network, without a calibration. Pass a validation set if you have "
+                "one.",
                 NotAMinimumWarning,
             )
     if mode is None:
@@ -87,7 +87,7 @@ class Guess:
     at_mode: Calibration
     at_network: Calibration
     underfit: bool
-    """Whether it predicts the training examples better than the network that has seen them."""
+    """Whether leave-one-out predicts the training examples better than the network that was trained on them."""
 
     @staticmethod
     def of(mode: Posterior, likelihood: Likelihood) -> Guess:
@@ -146,12 +146,12 @@ class _LeaveOneOut:
         return best_calibration(found, self.targets, self.likelihood, sharper=sharper)
 
     def scored(self, calibration: Calibration, mean: Float[Tensor, "n K"]) -> Calibration:
-        """With the scale of scores around this mean, for the training examples without themselves."""
+        """The calibration with the scale of scores around this mean, from leave-one-out on the training examples."""
         found = averages(self.likelihood, mean, self.covariance, POINTS)
         return replace(calibration, scores=score_scale(found, self.likelihood))
 
     def beats_network(self, calibration: Calibration) -> bool:
-        """Whether examples are predicted better without themselves than by the network that was trained on them."""
+        """Whether leave-one-out predicts the examples better than the network that was trained on them."""
         targets = self.targets.double() if self.targets.is_floating_point() else self.targets
         found = averages(self.likelihood, self.mean, self.covariance, POINTS)
         settings = calibration.scale, calibration.temperature, calibration.noise
@@ -168,13 +168,13 @@ class _LeaveOneOut:
         return Calibration(scale, max(1.0, ratio * at_mode.temperature))
 
     def _size(self, f: Float[Tensor, "n K"]) -> Float[Tensor, ""]:
-        """The root mean square of the logits, without the constant that softmax does not see."""
+        """The root mean square of the logits, without the constant that softmax ignores."""
         f = f - f.mean(1, keepdim=True) if isinstance(self.likelihood, CategoricalLikelihood) else f
         return f.square().mean().sqrt()
 
 
 def _left_out(expansion: Expansion, latent: Latent, mode: Posterior) -> tuple[LeftOut, bool]:
-    """Leave-one-out, and whether it is only its first order, where the covariance of a structure allows no more."""
+    """Leave-one-out, and whether it holds only to first order because the covariance allows no more."""
     if mode.solves:
         return left_out(expansion, latent, mode), False
     try:

@@ -18,7 +18,7 @@ from dnn2gp.likelihoods import BernoulliLikelihood, ClassificationLikelihood, Ga
 # Ranges of a, τ and s that are searched.
 _SCALES, _TEMPERATURES, _NOISES = (1e-6, 1e2), (0.05, 20.0), (0.05, 20.0)
 _STARTS = (1.0, 0.1, 0.01)
-# A scale below the first of these has no effect on probabilities, so that the prior of log a does not tell it from 0.
+# A scale below the first of these does not affect probabilities, so the prior of log a treats it like 0.
 _GUESSED, _SPREAD, _NARROW = (1e-3, 1.0), 2.0, 0.5
 # The mean mutual information of familiar inputs as a share of log K, and the accuracy of its log a.
 _FAMILIAR, _FINE = 0.25, 0.02
@@ -50,9 +50,9 @@ def best_calibration(
     """argmin over a, and τ (classification) or s (Gaussian noise), of −(1/N) Σ log E[p(y | f)], f ~ N(m/τ, aV/τ²).
 
     `sharper` allows τ < 1. A given `scale` fixes a; with a = 0, this is temperature scaling. log τ and log s have the
-    prior N(0, 1): without it, a few examples that are all predicted right would ask for τ = 0. A `guess` from other
-    data is the centre of the prior instead of τ = s = 1, with a standard deviation of ½ (of ½ and 1 the better one on
-    split 0 of docs/calibration.md), and that of a prior of log a, with a standard deviation of 2.
+    prior N(0, 1): without it, a few examples that are all predicted correctly would lead to τ = 0. A `guess` from other
+    data replaces τ = s = 1 as the centre of this prior, whose standard deviation is then ½ (the better of ½ and 1 on
+    split 0 of docs/calibration.md), and is the centre of a prior of log a with a standard deviation of 2.
     """
     search = _Search(averages, targets, _second(likelihood), sharper, guess)
     found = [search.run(start) for start in _STARTS] if scale is None else [search.alone(scale)]
@@ -60,7 +60,7 @@ def best_calibration(
 
 
 def exceeds_error(gains: Float[Tensor, " N"], errors: float) -> bool:
-    """Whether the mean of these gains is above 0 by more than so many standard errors; one gain alone has none."""
+    """Whether the mean gain exceeds 0 by more than `errors` standard errors; False for a single gain."""
     return len(gains) > 1 and gains.mean().item() > errors * gains.std().item() / len(gains) ** 0.5
 
 
@@ -68,8 +68,8 @@ def score_scale(averages: Averages, likelihood: Likelihood) -> float:
     """The largest a ≤ 1 with which familiar inputs have a mean mutual information of at most ¼ log K nats.
 
     The exact posterior of a network with many weights and few data may be so wide that almost every class is possible
-    everywhere. Familiar and unfamiliar inputs then have nearly the largest mutual information, and it cannot tell them
-    apart. K = 2 for binary outputs; 1 for likelihoods without classes.
+    everywhere. Mutual information is then close to its maximum for familiar and unfamiliar inputs alike, and cannot
+    tell them apart. K = 2 for binary outputs. For likelihoods without classes, the result is 1.
     """
     if not isinstance(averages, ClassAverages):
         return 1.0
@@ -91,7 +91,7 @@ def score_scale(averages: Averages, likelihood: Likelihood) -> float:
 
 
 def _second(likelihood: Likelihood) -> str | None:
-    """What is chosen beside a."""
+    """What is chosen in addition to a."""
     if isinstance(likelihood, ClassificationLikelihood):
         return "temperature"
     return "noise" if isinstance(likelihood, GaussianLikelihood) else None

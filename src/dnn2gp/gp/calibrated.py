@@ -58,8 +58,8 @@ def by_validation(mode: Posterior, likelihood: Likelihood, validation: object, n
     """Mean and calibration from a validation set, for a posterior at the mode (or an exact regression).
 
     The mean is the mode if both the validation set and leave-one-out prefer it, or the validation set alone by more
-    than two standard errors: a single example that the network gets wrong is one. An exact regression has its exact
-    mean, unless the network predicts the validation set better by as much.
+    than two standard errors (a gain from a single example is only one). An exact regression keeps its exact mean unless
+    the network predicts the validation set better by as much.
     """
     held = HeldOut.of(validation, network, likelihood)
     features, around = mode.model.expansion.features, at_network(mode)
@@ -88,7 +88,7 @@ class Fit:
         return isfinite(self.log_prob.sum().item())
 
     def beats(self, other: Fit, errors: float = 2.0) -> bool:
-        """Whether it predicts better by more than so many standard errors."""
+        """Whether it predicts better by more than `errors` standard errors."""
         return exceeds_error(self.log_prob - other.log_prob, errors)
 
 
@@ -117,10 +117,10 @@ class HeldOut:
         return HeldOut(inputs, targets.to(network.device), likelihood)
 
     def best(self, latent: Latent, guess: Calibration | None = None) -> Fit:
-        """The calibration with the smallest NLL, with a prior around that of leave-one-out if that is known.
+        """The calibration with the smallest NLL, with a prior around a `guess` from leave-one-out, if there is one.
 
-        Otherwise, it must beat a simpler one by more than two standard errors: temperature scaling for a classifier,
-        a = 0, and no calibration for others.
+        Without a guess, it must beat a simpler one by more than two standard errors: temperature scaling (a = 0) for a
+        classifier, and no calibration for other likelihoods.
         """
         found = averages(self.likelihood, latent.outputs + latent.shift, latent.covariance, POINTS)
         both = self._fit(found, best_calibration(found, self.targets, self.likelihood, guess=guess).calibration)

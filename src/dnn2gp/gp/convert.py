@@ -75,12 +75,12 @@ def convert(
                      the exact posterior covariance. By default, the mean and the calibration of a classifier are chosen
                      by leave-one-out or on the validation set, and a regression has its exact mean
     validation       data that the network was not trained on, in the same form as `data`: it chooses the mean and the
-                     calibration. With a given mean, only the calibration
+                     calibration, or only the calibration if you pass a mean
     subset           the layers that get a posterior; all others stay fixed: "last layer", names of modules, or modules
     structure        Dense(), the default, is exact; BlockDiagonal(), Kronecker() and Diagonal() are cheaper and far
                      from exact. structure=Kronecker() is short for inference=WeightSpace(Kronecker())
     inference        WeightSpace() or FunctionSpace(), which are exact and agree, or Iterative(), which is not exact and
-                     states its error; by default an exact one if it fits into memory and takes minutes at most
+                     reports its error; by default an exact one if it fits into memory and takes at most minutes
     features         the engine for Jacobian products: LayerwiseFeatures, or JacobianFeatures (torch.func), which agree
     expansion        Expansion.gauss_newton, or Expansion.empirical_fisher for gradient features
     memory_budget    in bytes; by default half of the free memory
@@ -136,7 +136,7 @@ class _Chosen:
 
 
 def _say_if_approximate(chosen: _Chosen, posterior: Posterior) -> None:
-    """One line for the user if the exact posterior was too large."""
+    """Warn the user if the exact posterior was too expensive and an approximation was used instead."""
     if chosen.automatic and isinstance(posterior, IterativePosterior):
         report, method = posterior.report(), posterior.method
         warn_user(
@@ -237,7 +237,7 @@ def _prepared(
 
 
 def _data_bytes(features: NetworkFeatures, inputs: Inputs, targets: Tensor) -> int:
-    """What is held of the data, if it fits into the budget: a copy of it, and its outputs, residuals and roots S."""
+    """The memory for the data, if it fits into the budget: a copy of it, and its outputs, residuals and roots S."""
     copies = sum(leaf.nbytes for leaf in (*leaves(inputs), targets))
     roots = num_examples(inputs) * features.num_outputs * (features.num_outputs + 2) * features.anchor.element_size()
     if copies + 4 * roots > SMALL:  # four while they are computed

@@ -81,7 +81,7 @@ class Diagnosis:
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found, with a grade each."""
+        """What was found, each with a grade."""
         found = [*self._judgement.findings, self._size(), self._used()]
         if self.uninformative > 0.5:
             found.append(self._saturation())
@@ -104,7 +104,7 @@ class Diagnosis:
         if verdict != GOOD:
             return next(each.advice for each in self.findings if each.grade == verdict)
         far = self.moved > LARGE_STEP * self.deviation and self.calibration.scale > 0
-        train = "; its mean is far from the network, which longer training on all data at once would improve"
+        train = "; its mean is far from the network, and longer training on all data at once would bring them together"
         return f"Use gp.predict(inputs){self._answer}{train if far else ''}."
 
     def __str__(self) -> str:
@@ -157,7 +157,7 @@ class Diagnosis:
         )
         advice = "Raise δ (more weight decay) and retrain"
         at_weights = self.mean in (GaussNewtonStep(), NetworkOutput())
-        advice += ", or leave mean= out, so that Λ is that at the mode." if at_weights else "."
+        advice += ", or leave mean= out, so that Λ is evaluated at the mode." if at_weights else "."
         return Finding("saturation", CAUTION, reading, advice)
 
 

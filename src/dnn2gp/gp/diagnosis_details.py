@@ -85,7 +85,7 @@ class Details:
     def _spaces(self) -> Finding:
         good, bad = (1e-6, 1e-3) if self.precise else (1e-2, 1e-1)
         grade = graded(self.spaces_gap, good, bad)
-        size = "" if grade != BAD else ", so that its numbers are not reliable"
+        size = "" if grade != BAD else ", so the numbers of this GP are not reliable"
         reading = (
             f"Weight space and function space differ by {self.spaces_gap:.1g} on a subset of the data{size}; in exact "
             "arithmetic, they are equal."

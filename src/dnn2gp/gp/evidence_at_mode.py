@@ -4,8 +4,8 @@ With θ(δ) the mode of the linearised network and Λ there,
 
     log p(D | f_w + J(θ − w)) − ½ δ ‖θ‖² − ½ log |I + SᵀKS| .
 
-Every δ has a mode of its own, so that each evaluation needs a search for it; the weights of the network matter only
-through its features.
+Every δ has its own mode, so each evaluation searches for one; the weights of the network matter only through its
+features.
 """
 
 from __future__ import annotations

@@ -13,15 +13,15 @@ from dnn2gp.inference import GaussNewtonStep, Mean
 from dnn2gp.inference.calibration import Calibration
 
 _FEWEST = 10
-"""From fewer examples, nothing is concluded."""
+"""With fewer examples, no conclusion is drawn."""
 _EVEN = 0.02
-"""NLLs that differ by less are equal, in nats per example; so are those that differ by two standard errors."""
+"""NLLs that differ by less (in nats per example), or by less than two standard errors, count as equal."""
 _MUCH = 0.1
 """A GP whose NLL is larger by more than this is worse than the network, or than a guess."""
 _FAR = 0.7
 """On training data alone, a GP whose NLL is larger by more than this is worse than the network."""
 _LOST = 0.02
-"""The share of training examples that a GP may classify worse than the network."""
+"""How much lower the training accuracy of a GP may be than that of the network."""
 _CONFIDENCE, _COVERAGE = 0.1, 0.05
 """How far confidence may be from accuracy, and coverage from 90 %, besides two standard errors."""
 _DOUBT = 0.2
@@ -83,7 +83,7 @@ class Judgement:
 
     @property
     def _damaged(self) -> bool:
-        """Whether the GP fits the training data much worse than the network, and nothing speaks for it."""
+        """Whether the GP fits the training data much worse than the network without predicting better."""
         network, gp = self.network, self.gp
         if network is None or gp is None or self.comparison == _BETTER:
             return False
@@ -153,7 +153,7 @@ class Judgement:
         return [Finding("calibration", grade, reading, self._repair())]
 
     def _doubts(self) -> list[Finding]:
-        """Where nothing is known about unseen data: whether the GP is far less sure of seen data than it may be."""
+        """If nothing is known about unseen data: whether the GP is far less confident than accurate on seen data."""
         gp = self.gp
         if gp is None or gp.accuracy is None or gp.confidence is None or gp.accuracy - gp.confidence <= _DOUBT:
             return []
@@ -177,8 +177,8 @@ class Judgement:
         if isinstance(self.mean, GaussNewtonStep):
             return "Convert without mean=, so that the mean and the calibration that predict best are chosen."
         if self.calibration.is_identity:
-            return "Calibrate it with gp.calibrated(), or better with gp.calibrated((x, y)) on data of its own."
-        return "Convert with validation=(x, y), data that the network was not trained on, to calibrate the GP."
+            return "Calibrate it with gp.calibrated(), or better with gp.calibrated((x, y)) on held-out data."
+        return "To calibrate the GP, convert with validation=(x, y): data that the network was not trained on."
 
     def _judge_elsewhere(self) -> str:
         if "minimum" not in self.unavailable:

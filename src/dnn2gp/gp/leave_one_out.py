@@ -24,7 +24,7 @@ from dnn2gp.weights.expansion import Expansion
 class LeaveOneOut:
     """p(yᵢ | xᵢ, D without example i) of each training example, in their order.
 
-    Exact for a Gaussian likelihood, and for the linear model with its features fixed: it sees nothing of what the
+    Exact for a Gaussian likelihood, and for the linear model with its features fixed: it cannot detect what the
     features have learned from the example. For other likelihoods it is exact to first order.
     """
 
@@ -67,7 +67,7 @@ class LeaveOneOut:
 
 
 def leave_one_out(posterior: Posterior, likelihood: Likelihood, calibration: Calibration) -> LeaveOneOut:
-    """The leave-one-out predictions of a GP; a warning if they are not valid."""
+    """The leave-one-out predictions of a GP, with a warning if they are not valid."""
     expansion = posterior.model.expansion
     features = expansion.features
     if posterior.model.of_step or not isinstance(features, NetworkFeatures):

@@ -50,7 +50,7 @@ def mean_of(posterior: Posterior) -> Mean:
 def at_mode(
     start: Posterior, likelihood: Likelihood, method: Inference | None = None, tolerance: float | None = None
 ) -> Posterior:
-    """With the sites at the mode of the linearised network, and centred there.
+    """The posterior with its sites at the mode of the linearised network, centred there.
 
     `start` preconditions the search. Its memory is free afterwards if the caller does not keep it. `method` computes
     the posterior at the mode; by default, that of `start`.

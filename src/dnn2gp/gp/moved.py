@@ -33,7 +33,7 @@ _EXAMPLES = 100
 class Movement:
     """The difference between the mean of the GP and the network on training inputs, root mean squares.
 
-    Softmax does not see a constant that is added to all logits of an example, so it is left out.
+    Softmax ignores a constant added to all logits of an example, so that constant is removed.
     """
 
     outputs: float

@@ -195,7 +195,7 @@ def _reading(file: SavedFile, part: str) -> Iterator[None]:
 
 
 def _check_trainable(file: SavedFile, module: object) -> None:
-    """The weights w must be parameters of the network: a buffer is no weight."""
+    """Check that the weights w are parameters of the network rather than buffers."""
     buffers = {name for name, _ in module.named_buffers()} if isinstance(module, nn.Module) else set()
     for name in file.header.trainable:
         if name in buffers:

@@ -2,7 +2,7 @@
 
 Without example i, the linearised network has f₋ = f_θ + V₋ r at its input (`dnn2gp.inference.leave_one_out`), where f_θ
 are the outputs at the mode θ. A GP at the mode predicts f₋. A function f that is not at the mode, that of the network
-or of a GP around it, was not obtained by minimising this loss, so that leaving out an example is estimated:
+or of a GP around it, was not obtained by minimising this loss, so the effect of leaving out an example is estimated:
 
     classification     ρ f₋, with ρ the ratio of the root mean squares of f and f_θ: logits on another scale, as in
                        the choice of the calibration (`dnn2gp.gp.automatic`)
@@ -87,7 +87,7 @@ class Seen:
         try:
             found = left_out(self.sites, replace(self.latent, outputs=base, shift=mode - base), self.gp.inference)
         except IllConditionedError:
-            return "some examples determine their own output almost alone, so that rounding covers the rest"
+            return "some examples determine their own output almost alone, so what remains is lost to rounding"
         except InputError:
             return f"leave-one-out is not defined for every {self.gp.inference.description}"
         around = isinstance(self.gp.centre, NetworkOutput)
@@ -135,7 +135,7 @@ class Seen:
         return share.clamp(0.0, 1.0) * residual
 
     def _size(self, f: Float[Tensor, "n K"]) -> Float[Tensor, ""]:
-        """The root mean square of the outputs, without the constant that softmax does not see."""
+        """The root mean square of the outputs, without the constant that softmax ignores."""
         f = f - f.mean(1, keepdim=True) if isinstance(self.likelihood, CategoricalLikelihood) else f
         return f.square().mean().sqrt()
 

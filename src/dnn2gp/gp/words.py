@@ -36,12 +36,12 @@ def share_words(share: float) -> str:
 
 
 def calibration_words(calibration: Calibration) -> str:
-    """a, τ and s, as far as they change something."""
+    """Those of a, τ and s that change something."""
     if calibration.is_identity:
         return "no calibration"
     parts = [f"covariance scaled by a = {calibration.scale:.3g}"]
     if calibration.scale == 0:
-        parts = ["covariance left out (a = 0), so .epistemic is 0 and .uncalibrated.epistemic that of the posterior"]
+        parts = ["covariance left out (a = 0), so .epistemic is 0; .uncalibrated.epistemic is that of the posterior"]
     if matters(calibration.temperature):
         parts.append(f"temperature τ = {calibration.temperature:.3g}")
     if matters(calibration.noise):

@@ -19,9 +19,9 @@ from dnn2gp.support.numbers import positive_number
 class Answers(ABC):
     """Averages over f ~ N(m, C), computed in float64 and returned in the dtype of the network's outputs.
 
-    All are deterministic and, but for intervals of counts and of custom likelihoods, differentiable. Scores follow two
-    distributions of f. A calibration sharpens probabilities and blunts the traces of unfamiliar inputs, so that
-    `max_probability` is that of the calibrated f, and entropies have a scale of their own (`scored`).
+    All are deterministic and, except for intervals of counts and of custom likelihoods, differentiable. Scores use two
+    distributions of f. A calibration sharpens probabilities but hides the signs of unfamiliar inputs, so
+    `max_probability` uses the calibrated f, and entropies have a scale of their own (`scored`).
     `prediction.calibrated.entropy` and `prediction.uncalibrated.entropy` are those of the other distributions.
     """
 

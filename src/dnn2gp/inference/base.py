@@ -154,7 +154,7 @@ class Posterior(ABC):
         return 0.0
 
     def precondition(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
-        """Σ̃ v, or something near it that is cheaper."""
+        """Σ̃ v, or a cheaper approximation of it."""
         return self.covariance_matmul(vectors)
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The calibration of a GP: what f and the noise are multiplied with before anything is said about y."""
+"""The calibration of a GP: factors that f and the noise are multiplied by before y is predicted."""
 
 from __future__ import annotations
 

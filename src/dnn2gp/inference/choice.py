@@ -10,7 +10,7 @@ from dnn2gp.inference.weight_space import WeightSpace
 from dnn2gp.weights.structures import Dense, Structure
 
 MOST_OPERATIONS = 1e13
-"""Exact inference is chosen up to so many operations: about ten minutes on one core."""
+"""Exact inference is chosen up to this number of operations: about ten minutes on one core."""
 _PER_SECOND = 2e10
 # Ranks and samples that are tried, the most accurate first.
 _LADDER = ((512, 64), (256, 64), (128, 32), (64, 16), (32, 16))

@@ -76,9 +76,9 @@ def left_out(expansion: Expansion, latent: Latent, posterior: Posterior) -> Left
 
 
 def bounded(expansion: Expansion, latent: Latent, posterior: Posterior) -> Latent:
-    """With V at most (K⁻¹ + Λ)⁻¹, K the prior covariance of the example: more data than itself cannot leave it wider.
+    """Bound V by (K⁻¹ + Λ)⁻¹, its value given this example alone, with K its prior covariance: more data only reduce V.
 
-    For an estimate of V with a random error, which may exceed that where an example determines its output almost alone.
+    An estimate of V with a random error may exceed this if an example determines its output almost alone.
     """
     root, V = expansion.root.double(), latent.covariance.double()
     K = expansion.features.covariance(expansion.inputs, posterior.model.prior.precision.double()).double()
@@ -99,7 +99,7 @@ def site_residual(expansion: Expansion, latent: Latent) -> Float[Tensor, "N K"]:
 
 
 def _check_gap(gap: Float[Tensor, "N R R"]) -> None:
-    """I − SᵀVS is positive definite, as each example leaves some of its variance; rounding may cover that."""
+    """Raise unless I − SᵀVS is positive definite: it is in exact arithmetic, but rounding can hide that."""
     smallest = torch.linalg.eigvalsh(gap)[:, 0]
     if len(smallest) and not bool((smallest > _SMALLEST).all()):
         row = int(smallest.argmin())

@@ -1,13 +1,13 @@
-"""The mode of the linearised network: damped Newton steps on its convex loss, with r and Λ expanded anew at fixed J.
+"""The mode of the linearised network: damped Newton steps on its convex loss, with new r and Λ and fixed J.
 
 With t = θ − w, f = f_w + J t and H = V⁻¹ + JᵀΛ(f)J, a step solves
 
     H d = −g ,      g = Jᵀ r(f) + V⁻¹ (w + t − m)
 
 by conjugate gradients, preconditioned with a posterior covariance Σ̃ at an earlier point, and goes along d to where the
-loss is smallest. One more posterior is computed where the iterations have cost as much as its factorisation.
+loss is smallest. A new posterior is computed once the iterations have cost as much as its factorisation.
 
-A classifier that is certain of most examples has Λ ≈ 0 there and r ≈ 0 or ±1, so that Newton steps go back and forth
+A classifier that is certain of most examples has Λ ≈ 0 there and r ≈ 0 or ±1, so Newton steps go back and forth
 between kinks. The search then begins with the smoother loss T ℓ(y, f/T), which has the same slopes far from the kinks,
 and T decreases to 1.
 """

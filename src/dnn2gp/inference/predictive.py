@@ -142,9 +142,9 @@ class Predictive(Moments, Answers):
     latent_covariance: Float[Tensor, "N K K"]
     """J Σ̃ Jᵀ, the covariance of f: in float64 if it was computed so.
 
-    Softmax does not see a constant that is added to all logits, and nothing but the prior limits the variance of that
-    constant. With a small δ it is so large that rounding it to float32 would cover all the rest, so it is removed in
-    float64, and results are rounded to the dtype of the outputs.
+    Softmax ignores a constant added to all logits, and only the prior limits the variance of that constant. With a
+    small δ, it is so large that rounding to float32 would hide all the rest, so it is removed in float64, and only
+    the results are rounded to the dtype of the outputs.
     """
     noise_known: bool = True
     """Whether the likelihood defines the noise at these inputs (not if it was given for each training example)."""

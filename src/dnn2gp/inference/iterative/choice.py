@@ -29,7 +29,7 @@ _BLOCK, _ROUNDS = 64, 8
 _RESIDUAL = 0.07
 # A solve for the mean may take this multiple of the iterations of a sample.
 _PATIENCE = 20
-# The first samples, which tell how many are needed.
+# The number of samples drawn first, from which the number needed is estimated.
 _FIRST = 16
 
 
@@ -39,7 +39,7 @@ class Iterative(Inference):
     """Σ̃ from a low-rank basis of the curvature, corrected by samples that conjugate gradients find.
 
     Only products with ΦᵀΦ are computed: memory grows with P (rank + 2 samples), and time with the number of passes over
-    the data. Every answer comes with its error.
+    the data. Every answer comes with an error estimate.
     """
 
     name = "iterative"
@@ -49,9 +49,9 @@ class Iterative(Inference):
     samples: int = 64
     """The largest number of pairs of coupled samples."""
     tolerance: float = 0.05
-    """The relative standard deviation of predictive variances at which no more samples are drawn."""
+    """Sampling stops once the relative standard deviation of predictive variances is below this."""
     max_iterations: int = 20
-    """The most iterations of conjugate gradients for a sample."""
+    """The maximum number of conjugate-gradient iterations per sample."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class Iterative(Inference):
         return self.infer_after(model, None)
 
     def infer_after(self, model: LinearModel, known: Decomposition | None) -> IterativePosterior:
-        """With the basis that the evidence has computed already, if there is one."""
+        """The posterior, with the basis that the evidence has already computed, if there is one."""
         begin, curvature = perf_counter(), self._curvature(model)
         basis = self._known(curvature, model, known)
         nystrom, generator = Nystrom.of(basis), self._generator(model, 1)
@@ -110,7 +110,7 @@ class Iterative(Inference):
         return found
 
     def rough(self, model: LinearModel, known: Decomposition | None = None) -> IterativePosterior:
-        """Without samples: a preconditioner."""
+        """A posterior without samples, which serves as a preconditioner."""
         curvature = self._curvature(model, samples=0)
         nystrom = Nystrom.of(self._known(curvature, model, known))
         none = Samples.none(nystrom.root)

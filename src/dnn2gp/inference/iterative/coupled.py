@@ -2,7 +2,7 @@
 
 θ ~ N(0, A⁻¹) and θ̂ ~ N(0, Â⁻¹) are drawn so that η = θ̂ − θ is independent of θ (see `samples.py`). For the rows J of
 an input, Jθ ~ N(0, V) and Jη ~ N(0, D) with V + D = J Â⁻¹ Jᵀ = T, which is known exactly. The V with the largest
-likelihood of both samples solves
+likelihood, given both samples, solves
 
     V⁻¹ (Ŝ_V − V) V⁻¹  =  D⁻¹ (Ŝ_D − D) D⁻¹
 

@@ -25,11 +25,11 @@ from dnn2gp.weights.expansion import Expansion
 
 # Training inputs at which the error is looked at.
 _LOOKED_AT = 64
-# Few samples estimate their own error poorly: it is stated larger by this factor up to this number of them.
+# Few samples estimate their own error poorly: up to this number of them, the reported error is larger by this factor.
 _FEW, _MORE = 32, 1.25
-# A solve for the mean moves no output by more than this number of posterior standard deviations.
+# A solve for the mean leaves no output off by more than this number of posterior standard deviations.
 _EXACT = 1e-3
-# Where rounding or patience ends the solve, it may move outputs by so many posterior standard deviations.
+# If rounding or the iteration limit ends the solve, an error of this many posterior standard deviations is accepted.
 _WRONG = 0.05
 # Weights whose variances are estimated at a time.
 _ROWS = 1 << 14
@@ -161,7 +161,7 @@ class IterativePosterior(Posterior):
         return self.estimated(factors)[1].median().item()
 
     def samples_needed(self, error: float, tolerance: float) -> int:
-        """How many samples bring this error below the tolerance: it decreases with their root."""
+        """How many samples bring this error below the tolerance: it is proportional to 1/√S for S samples."""
         inflated = _MORE if self.num_samples <= _FEW else 1.0
         return max(self.num_samples, ceil(self.num_samples * (error / inflated / tolerance) ** 2))
 

@@ -33,7 +33,7 @@ class Report:
     covariance_error: float
     """The median relative standard deviation of the predictive variances of some training inputs."""
     tolerance: float
-    """The standard deviation that was asked for."""
+    """The requested standard deviation."""
     passes: int
     """Passes over the training data."""
     columns: int
@@ -44,7 +44,7 @@ class Report:
 
     @property
     def reached(self) -> bool:
-        """Whether the covariances are as accurate as was asked for."""
+        """Whether the covariances are as accurate as requested."""
         return self.covariance_error <= self.tolerance
 
     def __str__(self) -> str:

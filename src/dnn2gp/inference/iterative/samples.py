@@ -81,7 +81,7 @@ class Samples:
         accuracy: float,
         max_iterations: int,
     ) -> Samples:
-        """So many of them."""
+        """Draw `count` pairs of samples."""
         prior = curvature.random((curvature.num_weights, count), generator)
         pulled = curvature.pull(curvature.random((curvature.sites.num_rows, count), generator))
         found = solve(curvature.shifted, prior + pulled, nystrom.solve, accuracy, max_iterations, "samples")
@@ -106,7 +106,7 @@ class Samples:
         return self.log_dets.mean().item(), error
 
     def joined(self, other: Samples) -> Samples:
-        """These and others."""
+        """These samples together with others."""
         return Samples(
             torch.cat([self.own, other.own], 1),
             torch.cat([self.differences, other.differences], 1),

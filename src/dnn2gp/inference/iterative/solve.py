@@ -52,7 +52,7 @@ def solve(
     max_iterations: int,
     words: str = "linear systems",
 ) -> Solution:
-    """Reduce the residual of each column by the factor `accuracy`, in at most so many products with A."""
+    """Reduce the residual of each column by the factor `accuracy`, with at most `max_iterations` steps."""
     solution, residual = torch.zeros_like(right), right.clone()
     solved = precondition(residual)
     squares = _dots(residual, solved)
