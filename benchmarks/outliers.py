@@ -4,8 +4,8 @@
     python -m benchmarks.outliers --only LeNet-5 "seed 1"       # some networks
     python -m benchmarks.outliers --page docs/predictions.md    # also replaces the table of that page
 
-A killed run continues where it stopped: each network is written once it is measured. DNN2GP_DATA names the folder of
-the images; without it, they are downloaded. Posterior and score were chosen with seed 0, and the table has the others.
+A killed run resumes where it stopped: each network is saved once it is measured. DNN2GP_DATA names the folder of
+the images; without it, they are downloaded. Posterior and score were chosen with seed 0; the table shows the others.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _mean_name(choice: Predictor) -> str:
 
 
 def _quality(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
-    """Accuracy, NLL, ECE, and the ECE that remains for want of images if the probabilities are right."""
+    """Accuracy, NLL, ECE, and the ECE that perfectly calibrated probabilities have with this many images."""
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.multinomial(probabilities.double(), 1, generator=generator).squeeze(1) for _ in range(20)]
     return {

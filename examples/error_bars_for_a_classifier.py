@@ -1,7 +1,7 @@
-"""Error bars for a classifier that was trained as everyone trains: which way of converting it helps, and which harms?
+"""Error bars for a classifier trained in the usual way: which ways of converting it help, and which do harm?
 
 A small convolutional network is trained on 2,000 images of digits by Adam with mini-batches and weight decay. Every
-line of the table is one way to turn it into a GP; warnings that a way raises are printed below it.
+line of the table is one way to turn it into a GP; any warnings are printed below it.
 
     python examples/error_bars_for_a_classifier.py            # MNIST
     python examples/error_bars_for_a_classifier.py --smoke    # scikit-learn's digits, a few seconds

@@ -3,7 +3,7 @@
     python -m benchmarks.calibration            # writes benchmarks/results/calibration.json and docs/calibration.md
     python -m benchmarks.calibration --fresh    # forgets earlier results; by default, finished networks are kept
 
-A killed run continues where it stopped: each network is written once it is measured. With images (MNIST and
+A killed run resumes where it stopped: each network is saved once it is measured. With images (MNIST and
 Fashion-MNIST), DNN2GP_DATA names their folder; otherwise they are downloaded.
 """
 

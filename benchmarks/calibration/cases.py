@@ -1,4 +1,4 @@
-"""Which networks are measured, on splits of the data that nothing was chosen on.
+"""Which networks are measured, on splits of the data that no choice was based on.
 
 The recipe of `dnn2gp.gp.automatic` was chosen on split 0 of the first eight sets, after looks at splits 1 and 2.
 """
