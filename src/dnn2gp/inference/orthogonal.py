@@ -66,8 +66,8 @@ def affordable(model: LinearModel, norm: float, num_bytes: int) -> bool:
         raise IllConditionedError(
             f"The data are so informative compared with the prior (‖SᵀKS‖ = {norm:.2g}) that predictions would be off "
             f"by up to {_EPSILON * norm:.1g} standard deviations of the noise. A QR decomposition would be exact, but "
-            f"needs {readable(num_bytes)} of a memory budget of {readable(budget)}. Raise memory_budget, the noise "
-            "σ or the prior precision δ, or use fewer examples or layers."
+            f"needs {readable(num_bytes)} of a memory budget of {readable(budget)}. Raise memory_budget, the noise σ "
+            "or the prior precision δ, or use fewer examples or layers."
         )
     return False
 
