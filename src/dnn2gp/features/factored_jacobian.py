@@ -119,13 +119,13 @@ class FactoredJacobian:
             white = self.features.measured(self.inputs, self.rank, self._whitening()).kept
             plain = self.features.measured(self.inputs, self.rank).kept
             if min(white, plain) <= most:
-                self._kept = self._keep(min(white, most), white=white <= most)
+                self._kept = self._keep(white if white <= most else plain, white=white <= most)
         return self._kept is not None
 
-    def _keep(self, each: float, *, white: bool) -> KeptFactors:
+    def _keep(self, each: int, *, white: bool) -> KeptFactors:
         """Compute all factors, which take `each` bytes per example."""
-        count = min(self._at_once(), int(_BLOCK_SHARE * self.features.budget() / max(1.0, each)))
-        made = self._made("factors of the data", int(each * self.num_examples))
+        count = min(self._at_once(), int(_BLOCK_SHARE * self.features.budget() / max(1, each)))
+        made = self._made("factors of the data", each * self.num_examples)
         own = ((part, self._white(factors) if white else factors) for part, factors in made)
         return KeptFactors(tuple(_joined(own, count)), white=white)
 
