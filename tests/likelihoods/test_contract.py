@@ -316,4 +316,4 @@ def test_classes_are_abstract_or_final_and_each_is_in_the_table() -> None:
     if sys.version_info >= (3, 11):  # typing.final leaves a mark from here on
         assert all(vars(cls).get("__final__", False) for cls in concrete)
     assert {type(case.build(2, 2)) for case in CASES} == concrete
-    assert {cls.__name__ for cls in exported} | {"likelihood_from_state"} == set(package.__all__)
+    assert {cls.__name__ for cls in exported} | {"is_registered", "likelihood_from_state"} == set(package.__all__)

@@ -368,7 +368,7 @@ def test_header_without_a_key(saved, key: str) -> None:
 def test_header_with_nonsense(saved, key: str, value) -> None:
     rewrite(saved, lambda header: {**header, key: value})
     if key == "likelihood" and value == "nonsense":
-        error, match = InputError, "likelihood: expected one of .*'gaussian'.* got 'nonsense'"
+        error, match = FileFormatError, "likelihood = 'nonsense'.*import the module"
     elif key == "inputs" and value == ["nonsense"]:
         error, match = InputError, "inputs: "
     elif key == "trainable" and value == ["nonsense"]:
