@@ -130,7 +130,7 @@ def test_what_is_too_large_for_exact_inference_is_iterative(limit, monkeypatch):
 
 
 def test_the_rank_fits_into_the_memory_budget():
-    """Of a network with 10⁷ weights in float32, a column takes 40 MB."""
+    """For a network with 10⁷ weights in float32, each column takes 40 MB."""
     sizes = {Iterative(rank=rank, samples=samples).bytes(10**7, 4) for rank, samples in ((512, 64), (32, 16))}
     assert max(sizes) > 60e9
     assert min(sizes) < 9e9
