@@ -245,7 +245,7 @@ class FactoredJacobian:
         if not self._columns:
             return 0
         need = self.features.need(self.inputs, self.rank, self._product())
-        return min(_TOGETHER, need.most(room(self.features.budget() - self._held) // 2))
+        return min(_TOGETHER, need.most(room(self.features.budget() - self._held, self._held) // 2))
 
     def _product(self) -> Work:
         """ΦᵀΦ v of as many vectors as are multiplied at a time."""

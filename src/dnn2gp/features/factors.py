@@ -198,14 +198,16 @@ class Factors:
             total += block.marginal(_gathered(block, variances))
         return total
 
-    def push(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "n R S"]:
-        """J v."""
-        vectors = vectors.to(self.dtype)
-        total = self._zeros(self.num_examples, self.num_rows, vectors.shape[1])
-        for columns in chunks(vectors.shape[1], self._columns()):
-            few = vectors[:, columns]
-            for block in self.blocks:
-                total[..., columns] += block.push(_gathered(block, few))
+    def push(self, vectors: Float[Tensor, "P S"], dtype: torch.dtype | None = None) -> Float[Tensor, "n R S"]:
+        """J v, in the dtype of the factors or another one: only one block at a time is converted to that."""
+        dtype = self.dtype if dtype is None else dtype
+        vectors = vectors.to(dtype)
+        shape = self.num_examples, self.num_rows, vectors.shape[1]
+        total = torch.zeros(shape, dtype=dtype, device=self.device)
+        for block in self.blocks:
+            own = block if block.dtype == dtype else block.to(dtype)
+            for columns in chunks(vectors.shape[1], self._columns()):
+                total[..., columns] += own.push(_gathered(block, vectors[:, columns]))
         return total
 
     def pull(self, cotangents: Float[Tensor, "n R S"]) -> Float[Tensor, "P S"]:

@@ -33,7 +33,7 @@ from dnn2gp.network import Network
 from dnn2gp.network.anomalies import anomalies_explained
 from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs, leaves, num_examples
-from dnn2gp.support.allocator import returning_blocks
+from dnn2gp.support.allocator import within
 from dnn2gp.support.errors import (
     ApproximationWarning,
     InputError,
@@ -107,7 +107,7 @@ def convert(
         def expand(likelihood: Likelihood) -> Expansion:
             return expansion(jacobian, inputs, targets, likelihood)  # Eq. (5)
 
-        with holding(_data_bytes(jacobian, inputs, targets)), returning_blocks(jacobian.budget()):
+        with holding(_data_bytes(jacobian, inputs, targets)), within(jacobian.budget()):
             outputs = function.check_company(inputs, jacobian.outputs, jacobian.rounding_scale)
             _look_at_outputs(outputs, likelihood)
             tuned = tune_model(expand, likelihood, prior_precision, targets, function.layout, chosen)

@@ -18,7 +18,7 @@ from dnn2gp.inference.evidence_parts import Decomposition, GroupedTerms, Groups
 from dnn2gp.inference.linear_model import LinearModel
 from dnn2gp.inference.predictive import JoinedLatent, Latent
 from dnn2gp.network.inputs import Inputs, num_examples, take
-from dnn2gp.support.allocator import sparing
+from dnn2gp.support.allocator import give_back, sparing
 from dnn2gp.support.choice import Choice
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import chunks, readable
@@ -266,6 +266,7 @@ class Posterior(ABC):
         parts, size = JoinedLatent(num_examples(inputs)), self.chunk(features, inputs)
         for part in sparing(track(list(chunks(num_examples(inputs), size)), "predictions"), features.budget()):
             outputs, factors = features.outputs_and_factors(take(inputs, part))
+            give_back(features.budget())  # what was needed to compute them
             outputs, shift = self._centred(outputs, factors)
             parts.add(part, Latent(outputs, shift, *self.estimated(factors)))
             del outputs, factors, shift
@@ -279,7 +280,7 @@ class Posterior(ABC):
             return outputs, -factors.push(self.step[:, None])[..., 0]
         centre = self.model.centre
         if centre is not None and bool(centre.any()):
-            outputs = outputs + factors.to(torch.float64).push(centre[:, None])[..., 0].to(outputs.dtype)
+            outputs = outputs + factors.push(centre[:, None], torch.float64)[..., 0].to(outputs.dtype)
         return outputs, torch.zeros_like(outputs)
 
     def chunk(self, features: FeatureMap, inputs: Inputs) -> int:

@@ -18,7 +18,7 @@ from functools import cache
 from threading import Lock
 from typing import TypeVar
 
-import psutil
+from dnn2gp.support.memory import counting_growth, resident
 
 T = TypeVar("T")
 # malloc keeps up to about 64 MiB of freed memory, which is too much of a budget smaller than this.
@@ -45,13 +45,24 @@ def sparing(parts: Iterable[T], budget: int) -> Iterator[T]:
     if budget >= _TIGHT:
         yield from parts
         return
-    start = _resident()
+    start = resident()
     with returning_blocks(budget):
         for part in parts:
-            if _resident() - start > _MOST * budget:
+            if resident() - start > _MOST * budget:
                 give_back(budget)
             yield part
     give_back(budget)  # what follows, such as a factorisation, counts on all of it
+
+
+@contextmanager
+def within(budget: int) -> Iterator[None]:
+    """A context for several steps of work with this budget: if it is small, plans count all growth of the process."""
+    if budget >= _TIGHT:
+        yield
+        return
+    give_back(budget)  # what is only kept for later is not a part of the growth
+    with counting_growth(), returning_blocks(budget):
+        yield
 
 
 @contextmanager
@@ -87,11 +98,6 @@ def _chosen_by_user() -> bool:
     """Whether limits were set from outside, which then hold."""
     names = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_"}
     return bool(names & os.environ.keys()) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
-
-
-def _resident() -> int:
-    """The resident memory of this process."""
-    return psutil.Process().memory_info().rss
 
 
 @cache

@@ -43,15 +43,46 @@ def check_budget(memory_budget: object) -> int | None:
     )
 
 
-def room(budget: int) -> int:
-    """The part of the budget that plans may use: libraries for matrix products have buffers of their own."""
-    return budget - min(_LIBRARIES, budget // 4)
+def room(budget: int, counted: int = 0) -> int:
+    """The part of the budget that plans may use.
+
+    Libraries for matrix products have buffers of their own, and the process may have grown by more than is held or
+    `counted` in bytes: a library for convolutions keeps the code that it generated for each size of a batch.
+    """
+    uncounted = max(0, _growth() - counted)
+    return budget - min(_LIBRARIES + uncounted, budget // 2)
 
 
 _LIBRARIES = 12 << 20
 SMALL = 1 << 20
 """What is smaller is not counted: the part of the budget that plans leave to libraries covers it."""
 _held: ContextVar[int] = ContextVar("dnn2gp_held", default=0)
+# The resident memory when work with a small budget began, less what was held already.
+_start: ContextVar[int | None] = ContextVar("dnn2gp_start", default=None)
+
+
+@contextmanager
+def counting_growth() -> Iterator[None]:
+    """A context in which plans count everything that the process has allocated since its beginning; it may be nested.
+
+    For small budgets: what else goes on in the process counts as well.
+    """
+    token = _start.set(resident() - _held.get() if _start.get() is None else _start.get())
+    try:
+        yield
+    finally:
+        _start.reset(token)
+
+
+def resident() -> int:
+    """The resident memory of this process."""
+    return psutil.Process().memory_info().rss
+
+
+def _growth() -> int:
+    """The growth of the resident memory that is not held."""
+    start = _start.get()
+    return 0 if start is None else resident() - start - _held.get()
 
 
 @contextmanager

@@ -88,7 +88,7 @@ class Chunked(ABC):
         need = self.need(inputs, rows, work).plus(fixed, extra)
         require(need(self.fewest), budget, what, FEWER)
         give_back(budget)
-        return max(1, min(num_examples(inputs), need.most(room(budget)), self.streamed_chunk(inputs, rows)))
+        return max(1, min(num_examples(inputs), need.most(room(budget, fixed)), self.streamed_chunk(inputs, rows)))
 
     def need(self, inputs: Inputs, num_rows: int, work: Work = MADE) -> Peak:
         """The memory that n examples need while their factors with R rows are made and used."""
@@ -155,7 +155,10 @@ class Chunked(ABC):
         size = self.chunk(inputs, cotangents.shape[2] if given else None, work, fixed=fixed, extra=extra)
         for part in sparing(track(list(chunks(num_examples(inputs), size)), work.name), self.budget()):
             own = cotangents[part] if given else cotangents
-            yield part, self.factors(take(inputs, part), own, apart=work.apart)
+            factors = self.factors(take(inputs, part), own, apart=work.apart)
+            give_back(self.budget())  # what was needed to compute them
+            yield part, factors
+            del factors
 
     def _used(
         self, inputs: Inputs, work: Work, cotangents: Cotangents | None = None, *, fixed: int = 0, extra: int = 0

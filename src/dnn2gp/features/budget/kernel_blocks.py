@@ -155,7 +155,7 @@ def plan_pairs(
     `product` is the memory of the product of n examples with n others. `right` None means a symmetric kernel, of which
     one triangle is computed. `whole`: all pairs of rows are computed, so blocks of a few rows are work enough.
     """
-    other, space = left if right is None else right, room(budget) - beside
+    other, space = left if right is None else right, room(budget, beside) - beside
     rows = max(left.rows, other.rows)
     block = max(1, min(left.most, other.most, _BLOCK_ROWS // rows if whole else left.most))
     block = max(1, min(block, max(left.num_examples, other.num_examples)))

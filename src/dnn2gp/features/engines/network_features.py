@@ -182,7 +182,7 @@ class NetworkFeatures(FeatureMap):
         budget, what = self.budget(), "A pass of a single example through the network"
         require(need.plus(held)(1), budget, f"{what}, with the result," if held else what, FEWER)
         give_back(budget)
-        most = need.times(_SLACK).plus(held).most(room(budget))
+        most = need.times(_SLACK).plus(held).most(room(budget, held))
         return sparing(chunks(num_examples(inputs), max(1, min(most, _PASS))), budget)
 
     @contextmanager
