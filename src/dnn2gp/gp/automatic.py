@@ -143,7 +143,7 @@ class _LeaveOneOut:
     def best(self, *, sharper: bool = True) -> Chosen:
         """The calibration with the smallest leave-one-out NLL."""
         found = averages(self.likelihood, self.mean, self.covariance, POINTS)
-        return best_calibration(found, self.targets, self.likelihood, sharper=sharper)
+        return best_calibration(found, self.targets, self.likelihood, sharper=sharper, seen=True)
 
     def scored(self, calibration: Calibration, mean: Float[Tensor, "n K"]) -> Calibration:
         """The calibration with the scale of scores around this mean, from leave-one-out on the training examples."""

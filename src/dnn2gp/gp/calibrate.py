@@ -14,14 +14,19 @@ from torch import Tensor
 from dnn2gp.inference.averages import Averages, ClassAverages
 from dnn2gp.inference.calibration import Calibration
 from dnn2gp.likelihoods import BernoulliLikelihood, ClassificationLikelihood, GaussianLikelihood, Likelihood
+from dnn2gp.support.memory import chunks
 
 # Ranges of a, τ and s that are searched.
 _SCALES, _TEMPERATURES, _NOISES = (1e-6, 1e2), (0.05, 20.0), (0.05, 20.0)
 _STARTS = (1.0, 0.1, 0.01)
 # A scale below the first of these does not affect probabilities, so the prior of log a treats it like 0.
 _GUESSED, _SPREAD, _NARROW = (1e-3, 1.0), 2.0, 0.5
+# The prior of log τ is narrower by this factor for τ < 1, if the examples were trained on.
+_SHARPER = 0.25
 # The mean mutual information of familiar inputs as a share of log K, and the accuracy of its log a.
 _FAMILIAR, _FINE = 0.25, 0.02
+# Examples whose NLL is differentiated at once: the graph holds all points of each.
+_TOGETHER = 200
 POINTS = 256
 """Points of an average while the calibration is searched."""
 
@@ -46,6 +51,7 @@ def best_calibration(
     sharper: bool = True,
     scale: float | None = None,
     guess: Calibration | None = None,
+    seen: bool = False,
 ) -> Chosen:
     """argmin over a, and τ (classification) or s (Gaussian noise), of −(1/N) Σ log E[p(y | f)], f ~ N(m/τ, aV/τ²).
 
@@ -53,8 +59,11 @@ def best_calibration(
     prior N(0, 1): without it, a few examples that are all predicted correctly would lead to τ = 0. A `guess` from other
     data replaces τ = s = 1 as the centre of this prior, whose standard deviation is then ½ (the better of ½ and 1 on
     split 0 of docs/calibration.md), and is the centre of a prior of log a with a standard deviation of 2.
+
+    `seen` says that these are leave-one-out predictions of the training examples. What the features have memorised of
+    them makes predictions look better than they are, so the prior of log τ is four times as narrow below 0.
     """
-    search = _Search(averages, targets, _second(likelihood), sharper, guess)
+    search = _Search(averages, targets, _second(likelihood), sharper, guess, seen)
     found = [search.run(start) for start in _STARTS] if scale is None else [search.alone(scale)]
     return min(found, key=lambda each: each.nll)
 
@@ -105,6 +114,7 @@ class _Search:
     second: str | None
     sharper: bool
     guess: Calibration | None = None
+    seen: bool = False
 
     def run(self, start: float) -> Chosen:
         """Quasi-Newton steps in log a and log τ (or log s)."""
@@ -112,10 +122,13 @@ class _Search:
 
         def value(point: np.ndarray) -> tuple[float, np.ndarray]:
             logs = torch.tensor(point, dtype=torch.float64, requires_grad=True)
-            with torch.enable_grad():
-                nll = self._nll(logs[0].exp(), logs[1].exp() if self.second else None)
-                (gradient,) = torch.autograd.grad(nll, logs)
-            return nll.item(), gradient.numpy()
+            total, gradient = 0.0, np.zeros(len(point))
+            for part in chunks(len(self.targets), _TOGETHER):
+                with torch.enable_grad():
+                    nll = self._nll(logs[0].exp(), logs[1].exp() if self.second else None, part)
+                    (own,) = torch.autograd.grad(nll, logs)
+                total, gradient = total + nll.item(), gradient + own.numpy()
+            return total, gradient
 
         bounds = [tuple(log(each) for each in _SCALES), *self._bounds()]
         begin = np.array([log(start), *(0.0 for _ in self._bounds())])
@@ -142,10 +155,15 @@ class _Search:
         low, high = _TEMPERATURES if self.second == "temperature" else _NOISES
         return [(log(low) if self.sharper else 0.0, log(high))]
 
-    def _nll(self, scale: Tensor | float, second: Tensor | float | None) -> Tensor:
+    def _nll(self, scale: Tensor | float, second: Tensor | float | None, part: slice | None = None) -> Tensor:
+        """The share of some examples in the penalised mean NLL, by default all of it."""
         settings = {} if self.second is None or second is None else {self.second: second}
-        nll = -self.averages.scaled(scale, **settings).log_prob(self.targets).mean()
-        return nll + self._penalty(scale, second) / len(self.targets)
+        averages, targets = self.averages, self.targets
+        if part is not None:
+            averages, targets = averages.take(part), targets[part]
+        nll = -averages.scaled(scale, **settings).log_prob(targets).sum()
+        share = len(targets) / len(self.targets)
+        return (nll + share * self._penalty(scale, second)) / len(self.targets)
 
     def _penalty(self, scale: Tensor | float, second: Tensor | float | None) -> Tensor | float:
         """The negative log prior of the settings."""
@@ -153,7 +171,10 @@ class _Search:
         if self.second is not None and second is not None:
             centre = 1.0 if self.guess is None else getattr(self.guess, self.second)
             spread = 1.0 if self.guess is None else _NARROW
-            total = total + 0.5 * ((torch.as_tensor(second).log() - log(centre)) / spread).square()
+            gap = torch.as_tensor(second).log() - log(centre)
+            if self.seen and self.second == "temperature":  # as an expression that is differentiable at 0
+                gap = gap.clamp(min=0) + gap.clamp(max=0) / _SHARPER
+            total = total + 0.5 * (gap / spread).square()
         if self.guess is not None:
             low, high = _GUESSED
             gap = torch.as_tensor(scale).clamp(min=low).log() - log(min(high, max(low, self.guess.scale)))

@@ -67,6 +67,10 @@ class Averages(ABC):
     def log_prob(self, targets: Shaped[Tensor, "N ..."]) -> Float[Tensor, " N"]:
         """log E[p(y | f)] of each example, for targets in the canonical form of the likelihood."""
 
+    @abstractmethod
+    def take(self, part: slice) -> Averages:
+        """The averages of some of the inputs."""
+
 
 class ClassAverages(Averages):
     """Averages of a classifier."""
@@ -102,6 +106,9 @@ class SoftmaxAverages(ClassAverages):
 
     def scaled(self, scale: Number = 1.0, temperature: Number = 1.0, noise: Number = 1.0) -> SoftmaxAverages:
         return replace(self, mean=self.mean / temperature, root=self.root * (scale**0.5 / temperature))
+
+    def take(self, part: slice) -> SoftmaxAverages:
+        return replace(self, mean=self.mean[part], root=self.root[part])
 
     def log_prob(self, targets: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
         if self.mean.shape[1] == 2:
@@ -155,6 +162,9 @@ class SigmoidAverages(ClassAverages):
     def scaled(self, scale: Number = 1.0, temperature: Number = 1.0, noise: Number = 1.0) -> SigmoidAverages:
         return replace(self, mean=self.mean / temperature, root=self.root * (scale**0.5 / temperature))
 
+    def take(self, part: slice) -> SigmoidAverages:
+        return replace(self, mean=self.mean[part], root=self.root[part], likelihood=self.likelihood.take(part))
+
     def log_prob(self, targets: Float[Tensor, "N K"]) -> Float[Tensor, " N"]:
         hard = ((targets == 0) | (targets == 1)).all()
         if self.mean.shape[1] == 1 and bool(hard):
@@ -188,6 +198,9 @@ class GaussianAverages(Averages):
         scaled = self.covariance * (scale / temperature**2)
         return GaussianAverages(self.likelihood.scaled(noise), self.mean / temperature, scaled)
 
+    def take(self, part: slice) -> GaussianAverages:
+        return replace(self, mean=self.mean[part], covariance=self.covariance[part], likelihood=self.likelihood.take(part))
+
     def log_prob(self, targets: Float[Tensor, "N K"]) -> Float[Tensor, " N"]:
         total = self.covariance + self.likelihood.covariance(self.mean)
         lower, info = torch.linalg.cholesky_ex(total)
@@ -214,6 +227,9 @@ class GeneralAverages(Averages):
 
     def scaled(self, scale: Number = 1.0, temperature: Number = 1.0, noise: Number = 1.0) -> GeneralAverages:
         return replace(self, mean=self.mean / temperature, root=self.root * (scale**0.5 / temperature))
+
+    def take(self, part: slice) -> GeneralAverages:
+        return replace(self, mean=self.mean[part], root=self.root[part], likelihood=self.likelihood.take(part))
 
     def log_prob(self, targets: Shaped[Tensor, "N ..."]) -> Float[Tensor, " N"]:
         targets = targets.double() if targets.is_floating_point() else targets
