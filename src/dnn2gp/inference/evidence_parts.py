@@ -127,9 +127,19 @@ def require_decomposition(size: int, expansion: Expansion) -> None:
 
 def decomposed(matrix: Float[Tensor, "n n"], what: str) -> tuple[Float[Tensor, " n"], Float[Tensor, "n n"]]:
     """Eigenvalues and eigenvectors of a sum of squares; eigenvalues that rounding made negative count as zero."""
+    _require_finite(matrix, what)
+    values, vectors = torch.linalg.eigh(matrix)
+    return values.clamp(min=0), vectors
+
+
+def eigenvalues_of(matrix: Float[Tensor, "n n"], what: str) -> Float[Tensor, " n"]:
+    """The same eigenvalues alone, in a third of the time."""
+    _require_finite(matrix, what)
+    return torch.linalg.eigvalsh(matrix).clamp(min=0)
+
+
+def _require_finite(matrix: Float[Tensor, "n n"], what: str) -> None:
     if not matrix.isfinite().all():
         raise NotPositiveDefiniteError(
             f"{what} contains NaN or infinity: the network's Jacobian overflows. Check its weights and inputs."
         )
-    values, vectors = torch.linalg.eigh(matrix)
-    return values.clamp(min=0), vectors

@@ -21,6 +21,7 @@ from dnn2gp.inference.evidence_parts import (
     GroupedTerms,
     Groups,
     decomposed,
+    eigenvalues_of,
     require_decomposition,
     require_digits,
     require_matrices,
@@ -282,9 +283,9 @@ def decomposition(model: LinearModel) -> Decomposition:
     if decompose_rows(model, gram.norm().item(), SiteBasisPosterior.num_bytes(*sites.shape)):
         del gram
         return site_decomposition(model, sites)
-    values, vectors = decomposed(gram, "SᵀKS")
     if not expansion.quadratic:
-        return Decomposition(values)
+        return Decomposition(eigenvalues_of(gram, "SᵀKS"))
+    values, vectors = decomposed(gram, "SᵀKS")
     outputs = sites.push(model.white_anchor()[:, None])[:, 0] - expansion.white_residual()
     return Decomposition(values, (vectors.T @ outputs).square())
 

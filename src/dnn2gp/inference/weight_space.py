@@ -18,6 +18,7 @@ from dnn2gp.inference.evidence_parts import (
     GroupedTerms,
     Groups,
     decomposed,
+    eigenvalues_of,
     require_decomposition,
     require_digits,
     require_matrices,
@@ -38,6 +39,8 @@ from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.linalg import cholesky
 from dnn2gp.weights.structures import Dense, DensePrecision, DiagonalPrecision, Precision, Structure
+
+_WHAT = "V^{½} JᵀΛJ V^{½}"
 
 
 @final
@@ -194,9 +197,9 @@ def decomposition(model: LinearModel) -> Decomposition:
     if decompose_rows(model, matrix.norm().item(), WeightTriangle.num_bytes(precision.size)):
         del matrix
         return weight_decomposition(model)
-    values, vectors = decomposed(matrix, "V^{½} JᵀΛJ V^{½}")
     if not expansion.quadratic:
-        return Decomposition(values)
+        return Decomposition(eigenvalues_of(matrix, _WHAT))
+    values, vectors = decomposed(matrix, _WHAT)
     # With e = Φw − ỹ in units of the noise, zᵢᵀe = uᵢᵀΦᵀe / √λᵢ, which is never larger than ‖e‖. A λ that is rounding
     # is raised to the level of rounding: the share of e in its direction then counts as not explained by any weight.
     white = expansion.white_residual()
