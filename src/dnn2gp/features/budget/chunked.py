@@ -23,10 +23,11 @@ from dnn2gp.support.progress import track
 
 # The largest number of examples in a chunk.
 _CHUNK = 256
-# The most rows per example with which memory is measured, and the share of the budget that their factors may have: two
-# and three examples, and as much again while they are made.
+# The most rows per example with which memory is measured, and the share of the budget that the factors of one example
+# may then have at least: those of five are held while they are used, in float64, and real factors are up to three times
+# as large as the lower bound.
 _ROWS_MEASURED = 32
-_TRIED = 10
+_TRIED = 60
 # The share of the budget that a trial may hold until the next one: several uses of it are often measured in a row.
 _LIGHT = 64
 FEWER = (
@@ -103,7 +104,7 @@ class Chunked(ABC):
     def rows_tried(self, inputs: Inputs, num_rows: int) -> int:
         """The rows per example with which memory is measured: all R, unless that takes long or needs much memory."""
         each = max(1.0, self.least_bytes(inputs, num_rows) / num_rows)
-        return min(num_rows, _ROWS_MEASURED, max(1, int(self.budget() / (_TRIED * each))))
+        return min(num_rows, _ROWS_MEASURED, max(1, int(room(self.budget()) / (_TRIED * each))))
 
     @staticmethod
     def kind(inputs: Inputs) -> tuple[object, ...]:
