@@ -94,10 +94,11 @@ def _minima(rows: Sequence[dict]) -> str:
     lines = [head, "|---|" + "---:|" * 8]
     for row in rows:
         own, left, chosen = row["scores"], row["leave_one_out"], row["calibration"]
+        error = row["leave_one_out_error"]["GP"]
         lines.append(
             f"| {row['data']} | {row['num_train']} | {own['network']['nll']:.3f} | {own['GP, a = 1']['nll']:.3f} | "
-            f"{left['GP, a = 1']:.3f} | {own['GP']['nll']:.3f} | {left['GP']:.3f} | {chosen['scale']:.2g} | "
-            f"{chosen['temperature']:.2g} |"
+            f"{left['GP, a = 1']:.3f} | {own['GP']['nll']:.3f} | {left['GP']:.3f} ± {error:.3f} | "
+            f"{chosen['scale']:.2g} | {chosen['temperature']:.2g} |"
         )
     before, after = (fmean(row["scores"][way]["nll"] for row in rows) for way in ("GP, a = 1", "GP"))
     near = sum(abs(row["leave_one_out"]["GP"] - row["scores"]["GP"]["nll"]) <= 0.05 for row in rows)
@@ -122,7 +123,14 @@ def _regressions(rows: Sequence[dict]) -> str:
             f"{row['nll']['network']:.3f} | {row['rmse']['GP']:.3f} | {row['nll']['GP']:.3f} | {row['coverage']:.1%} | "
             f"{row['nll']['GP, calibrated']:.3f} | {row['coverage, calibrated']:.1%} |"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _coverages(rows)])
+
+
+def _coverages(rows: Sequence[dict]) -> str:
+    """The mean coverage of each data set."""
+    names = dict.fromkeys(row["data"] for row in rows)
+    means = {name: fmean(row["coverage"] for row in rows if row["data"] == name) for name in names}
+    return "- Mean coverage: " + ", ".join(f"{name} {value:.1%}" for name, value in means.items()) + "."
 
 
 def _mean(rows: Sequence[dict], way: str, score: str) -> str:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def _command(out: Path, *more: str) -> list[str]:
-    words = ["--only", "iris", "split 4"]
+    words = ["--only", "iris", "split 6"]
     return [sys.executable, "-m", "benchmarks.calibration", "--threads", "1", "--out", str(out), *words, *more]
 
 
