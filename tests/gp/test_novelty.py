@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -50,17 +52,49 @@ def test_a_network_that_is_certain_has_a_novelty():
     assert bool(((found > 0) & (found <= 1)).all())
 
 
-def test_unfamiliar_inputs_have_the_larger_score():
+@cache
+def _classifier():
+    """A GP that knows a narrow strip of the plane, and the examples there."""
     torch.manual_seed(0)
-    x = torch.randn(200, 2) * torch.tensor([1.0, 0.1])
-    network = nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 2))
+    x = (torch.randn(200, 2) * torch.tensor([1.0, 0.1])).double()
+    network = nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 2)).double()
     optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
     labels = (x[:, 0] > 0).long()
     for _ in range(100):
         optimizer.zero_grad()
         nn.functional.cross_entropy(network(x), labels).backward()
         optimizer.step()
-    gp = convert(network, (x, labels), CategoricalLikelihood())
+    return convert(network, (x, labels), CategoricalLikelihood()), x, network
+
+
+def test_unfamiliar_inputs_have_the_larger_score():
+    gp, x, _ = _classifier()
     away = torch.stack([x[:, 0], torch.full_like(x[:, 0], 3.0)], 1)
     assert gp.novelty(away).median() > gp.novelty(x).median()
     assert gp.outlier_score(away).median() > 2 * gp.outlier_score(x).median()
+
+
+def test_threshold_of_familiar_inputs():
+    gp, x, _ = _classifier()
+    for share in (0.05, 0.3):
+        found = gp.outlier_threshold(x, share)
+        assert (gp.outlier_score(x) > found).double().mean().item() == pytest.approx(share, abs=1.5 / len(x))
+
+
+def test_threshold_by_leave_one_out():
+    gp, x, network = _classifier()
+    left = gp.leave_one_out().prediction.uncalibrated
+    rows = brute_force.jacobian(network, x)
+    prior = rows @ rows.mT / gp.prior.precision.diagonal()[0]
+    contrast = torch.tensor([1.0, -1.0], dtype=torch.float64)  # with two classes, Λ is a multiple of c cᵀ
+    share = (contrast @ left.latent_covariance @ contrast) / (contrast @ prior @ contrast)
+    scores = gp.leave_one_out().prediction.entropy * share
+    assert gp.outlier_threshold() == pytest.approx(scores.quantile(0.95).item(), rel=1e-6)
+    assert gp.outlier_threshold() > gp.outlier_score(x).quantile(0.95)  # each would know itself
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
+def test_a_threshold_needs_a_share(share):
+    gp, _, _ = _classifier()
+    with pytest.raises(InputError, match=r"^false_alarms"):
+        gp.outlier_threshold(false_alarms=share)

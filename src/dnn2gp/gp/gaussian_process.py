@@ -20,6 +20,7 @@ from dnn2gp.gp.calibrated import calibration_for
 from dnn2gp.gp.function_samples import FunctionSamples
 from dnn2gp.gp.leave_one_out import LeaveOneOut, leave_one_out, own_noise
 from dnn2gp.gp.means import mean_of
+from dnn2gp.gp.outliers import novelty_of, threshold
 from dnn2gp.inference import (
     AveragedPredictive,
     Cost,
@@ -33,7 +34,6 @@ from dnn2gp.inference import (
     linearised_mode,
 )
 from dnn2gp.inference.calibration import NONE, Calibration
-from dnn2gp.inference.novelty import novelty
 from dnn2gp.inference.predictive import finite
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
@@ -171,15 +171,23 @@ class GaussianProcess:
         entropy = prediction.entropy
         return entropy * self._novelty(inputs, prediction).to(entropy.dtype).reshape(entropy.shape)
 
+    def outlier_threshold(self, familiar: Inputs | None = None, false_alarms: float = 0.05) -> float:
+        """The outlier score above which to call an input unfamiliar, so that a share of familiar ones is called so too.
+
+        Args:
+            familiar: Inputs like the training data that the network was not trained on, at least 1 / false_alarms of
+                them. Without them, the training examples serve, each predicted by all others: of other familiar
+                inputs, somewhat more will then exceed the threshold, because the network was trained on these.
+            false_alarms: The share of the familiar inputs whose score is larger, between 0 and 1.
+        """
+        return threshold(self, familiar, false_alarms)
+
     def _novelty(self, inputs: Inputs, prediction: Predictive) -> Float[Tensor, "N *K"]:
         if self.num_maps > 1:
             raise InputError(
                 "novelty: expected the features of one network; got those of several samples of its weights."
             )
-        prior = self.features.covariance(self._checked(inputs), self.prior.precision.double())
-        exact = prediction.uncalibrated
-        found = novelty(self.likelihood, exact.latent_mean, exact.latent_covariance, prior)
-        return found.to(self.features.anchor.dtype)
+        return novelty_of(prediction, self._checked(inputs), self).to(self.features.anchor.dtype)
 
     def leave_one_out(self) -> LeaveOneOut:
         """The prediction of each training example by the GP of all others, in closed form.

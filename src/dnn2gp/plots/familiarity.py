@@ -29,7 +29,7 @@ class ImageSet:
     predicted: np.ndarray
     """The class that the network names."""
     doubt: np.ndarray
-    """The mutual information of the GP, in nats."""
+    """The outlier score of the GP, in nats."""
 
 
 def familiarity(sets: Sequence[ImageSet], threshold: float, title: str = "") -> Figure:
@@ -55,7 +55,7 @@ def familiarity(sets: Sequence[ImageSet], threshold: float, title: str = "") -> 
         unknown.hist(own.doubt, np.linspace(0, largest, 25).tolist(), color=_GP, weights=_shares(own.doubt))
         unknown.axvline(threshold, color=style.WRONG, linestyle="--", linewidth=1.2)
         share = float((own.doubt > threshold).mean())
-        _panel(unknown, "GP: mutual information (nats)" if last else "", f"{share:.0%} unfamiliar")
+        _panel(unknown, "GP: outlier score (nats)" if last else "", f"{share:.0%} unfamiliar")
     usual = "The network stays sure of most of them; to the GP, they become less and less familiar"
     figure.suptitle(title or usual, fontsize=style.TITLE)
     return figure

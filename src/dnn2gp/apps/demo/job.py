@@ -32,9 +32,6 @@ from dnn2gp.plots.familiarity import ImageSet, familiarity
 from dnn2gp.support.files import prepare_folder, write_whole
 from dnn2gp.support.progress import show_progress, track
 
-# The share of familiar images that may be called unfamiliar.
-_FALSE = 0.05
-
 
 class Stopwatch:
     """The time that each named part takes."""
@@ -68,7 +65,7 @@ def run(config: DemoConfig, console: Console | None = None) -> DemoResult:
             predictions = predict(gp, digits, generator)
             known = predictions["digits"]
             scores = compare(known, digits.test_labels)
-            threshold = unfamiliar(gp)
+            threshold = gp.outlier_threshold()
             foreign = {name: shown(own, threshold, known) for name, own in predictions.items()}
         with clock("diagnosis"):
             diagnosis = diagnose(gp)
@@ -88,6 +85,8 @@ class Predicted:
     network: Float[Tensor, "M K"]
     """The probabilities of the network itself."""
     gp: Predictive
+    doubt: Float[Tensor, " M"]
+    """The outlier score of the GP."""
 
     @property
     def entropy(self) -> Float[Tensor, " M"]:
@@ -97,7 +96,7 @@ class Predicted:
     def image_set(self, name: str) -> ImageSet:
         """What the picture shows of them."""
         confidence, predicted = self.network.max(1)
-        own = (self.images.squeeze(1), confidence, predicted, self.gp.mutual_information)
+        own = (self.images.squeeze(1), confidence, predicted, self.doubt)
         return ImageSet(name, *(each.numpy() for each in own))
 
 
@@ -109,7 +108,10 @@ def predict(gp: GaussianProcess, digits: Digits, generator: torch.Generator) -> 
         "turned digits": turned(images),
         "photographs": photographs(len(images), generator).to(images),
     }
-    return {name: Predicted(own, gp.features.outputs(own).softmax(-1), gp.predict(own)) for name, own in sets.items()}
+    return {
+        name: Predicted(own, gp.features.outputs(own).softmax(-1), gp.predict(own), gp.outlier_score(own))
+        for name, own in sets.items()
+    }
 
 
 def compare(known: Predicted, labels: Int[Tensor, " M"]) -> dict[str, Scores]:
@@ -118,19 +120,13 @@ def compare(known: Predicted, labels: Int[Tensor, " M"]) -> dict[str, Scores]:
     return {name: Scores(accuracy(p, labels), nll(p, labels), ece(p, labels)) for name, p in ways.items()}
 
 
-def unfamiliar(gp: GaussianProcess) -> float:
-    """The mutual information that 5 % of the training digits exceed, each predicted without itself."""
-    return gp.leave_one_out().prediction.mutual_information.quantile(1 - _FALSE).item()
-
-
 def shown(own: Predicted, threshold: float, known: Predicted) -> Foreign:
     """How sure network and GP are of one set of images, and how well they tell it from the test digits."""
-    doubt = own.gp.mutual_information
     return Foreign(
         confident=(own.network.amax(1) > 0.9).double().mean().item(),
-        unfamiliar=(doubt > threshold).double().mean().item(),
+        unfamiliar=(own.doubt > threshold).double().mean().item(),
         network_auroc=_auroc(known.entropy, own.entropy),
-        gp_auroc=_auroc(known.gp.mutual_information, doubt),
+        gp_auroc=_auroc(known.doubt, own.doubt),
     )
 
 

@@ -32,11 +32,11 @@ class Foreign:
     confident: float
     """The share whose most probable class has more than 90 % according to the network."""
     unfamiliar: float
-    """The share whose mutual information exceeds that of 95 % of the training digits."""
+    """The share whose outlier score exceeds that of 95 % of the training digits."""
     network_auroc: float
     """How well the entropy of the network tells the set from the test digits; ½ for chance."""
     gp_auroc: float
-    """How well the mutual information of the GP does."""
+    """How well the outlier score of the GP does."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def _scores_table(scores: dict[str, Scores]) -> Table:
 
 def _foreign_table(foreign: dict[str, Foreign]) -> Table:
     caption = (
-        "Unfamiliar: more mutual information than 95 % of the training digits, each predicted without itself. "
-        "Told apart: AUROC against the test digits, by the network's entropy and by the GP's mutual information."
+        "Unfamiliar: a larger outlier score than 95 % of the training digits, each predicted without itself. "
+        "Told apart: AUROC against the test digits, by the network's entropy and by the GP's outlier score."
     )
     table = Table(title="Images it does not know", caption=caption)
     columns = ("", "network above 90 %", "unfamiliar to the GP", "told apart by the network", "by the GP")
