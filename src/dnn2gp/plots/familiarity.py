@@ -56,7 +56,7 @@ def familiarity(sets: Sequence[ImageSet], threshold: float, title: str = "") -> 
         unknown.axvline(threshold, color=style.WRONG, linestyle="--", linewidth=1.2)
         share = float((own.doubt > threshold).mean())
         _panel(unknown, "GP: outlier score (nats)" if last else "", f"{share:.0%} unfamiliar")
-    usual = "The network stays sure of most of them; to the GP, they become less and less familiar"
+    usual = "The network is sure even of what it has never seen; the GP finds it unfamiliar"
     figure.suptitle(title or usual, fontsize=style.TITLE)
     return figure
 
