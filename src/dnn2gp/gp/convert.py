@@ -12,6 +12,7 @@ from dnn2gp.features import LayerwiseFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.gp.automatic import Predictor, automatic
 from dnn2gp.gp.by_evidence import ByEvidence, tune_model
 from dnn2gp.gp.calibrated import by_validation, calibration_for
+from dnn2gp.gp.cautious import warn_if_cautious
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.means import with_mean
 from dnn2gp.gp.moved import warn_if_moved
@@ -123,6 +124,8 @@ def convert(
             _say_if_approximate(chosen, found.posterior)
             with holding(found.posterior.bytes):
                 warn_if_moved(found.posterior, likelihood, network, None if tuned is None else tuned.words)
+                if mean is not None and validation is None:
+                    warn_if_cautious(found.posterior, likelihood)
     result = None if tuned is None else tuned.result
     gp = GaussianProcess(jacobian, found.posterior, likelihood, result, found.calibration)
     return gp if mean is None or validation is None else gp.calibrated(validation)

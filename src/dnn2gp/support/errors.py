@@ -74,6 +74,10 @@ class ApproximationWarning(UserWarning):
     """The exact posterior does not fit, so an approximation with a stated error was chosen."""
 
 
+class CautiousWarning(UserWarning):
+    """The exact posterior is so wide that the probabilities of the GP are far less certain than they should be."""
+
+
 class EvidenceWarning(UserWarning):
     """A choice made by the evidence that should not be trusted as it stands; the message says why and what to do."""
 

@@ -1,0 +1,33 @@
+"""The warning of convert about probabilities that the exact posterior makes too cautious."""
+
+from __future__ import annotations
+
+from dnn2gp.gp.moved import spread
+from dnn2gp.inference import Posterior
+from dnn2gp.inference.averages import SoftmaxAverages, averages
+from dnn2gp.likelihoods import CategoricalLikelihood, Likelihood
+from dnn2gp.support.errors import CautiousWarning, warn_user
+
+# Training examples that are looked at, points of an average, and by how much confidence may be below accuracy.
+_EXAMPLES, _POINTS, _MOST = 100, 256, 0.1
+
+
+def warn_if_cautious(posterior: Posterior, likelihood: Likelihood) -> None:
+    """Warn if the averaged probabilities of training examples are much lower than the share that is predicted right."""
+    expansion = posterior.model.expansion
+    if not isinstance(likelihood, CategoricalLikelihood) or expansion.targets is None:
+        return
+    _, few = spread(expansion, _EXAMPLES)
+    assert few.targets is not None
+    latent = posterior.latent(few.features, few.inputs)
+    found = averages(likelihood, latent.outputs + latent.shift, latent.covariance, _POINTS)
+    assert isinstance(found, SoftmaxAverages)
+    confidence = found.probabilities().detach().amax(1).mean().item()
+    right = (found.mean.argmax(1) == few.targets).double().mean().item()
+    if confidence < right - _MOST:
+        warn_user(
+            f"Averaged over the exact posterior, the most probable class of the training examples has a probability of "
+            f"{confidence:.0%} on average, although {right:.0%} of them are predicted correctly: the probabilities are "
+            "probably too cautious. Use gp.calibrated(), with a validation set if you have one, or leave mean= out.",
+            CautiousWarning,
+        )
