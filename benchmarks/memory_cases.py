@@ -57,7 +57,7 @@ ARCHITECTURES = {
         small_resnet,
         _images(3, 32, 32),
         {
-            100: ("0", "4.shortcut.0", "8"),
+            100: ("0", "8"),
             500: ("0", "3.conv1", "8"),
             2000: ("0", "4.conv1", "4.shortcut.0", "8"),
         },
