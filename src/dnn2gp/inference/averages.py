@@ -199,7 +199,9 @@ class GaussianAverages(Averages):
         return GaussianAverages(self.likelihood.scaled(noise), self.mean / temperature, scaled)
 
     def take(self, part: slice) -> GaussianAverages:
-        return replace(self, mean=self.mean[part], covariance=self.covariance[part], likelihood=self.likelihood.take(part))
+        return replace(
+            self, mean=self.mean[part], covariance=self.covariance[part], likelihood=self.likelihood.take(part)
+        )
 
     def log_prob(self, targets: Float[Tensor, "N K"]) -> Float[Tensor, " N"]:
         total = self.covariance + self.likelihood.covariance(self.mean)
