@@ -22,6 +22,8 @@ from dnn2gp.weights.structures import BlockDiagonal, Dense, Diagonal, Kronecker,
 
 CHECKED_EXAMPLES = 4
 """The number of examples whose outputs are saved, to check on loading that the network still computes the same."""
+FIRST_EXAMPLES = 32
+"""The number of examples that a file has if the data are not in it: engines look at so many (`network_features.py`)."""
 
 _SUMS = "streamed/checksums"
 _DOUBLE = (torch.float64,)
@@ -194,7 +196,7 @@ class Schema:
         entry, count = self._entry(name), self.num_examples
         axes = [None] * (len(entry.shape) - 1)
         return Spec(
-            (min(CHECKED_EXAMPLES, count) if _SUMS in self.entries else count, *axes),
+            (min(FIRST_EXAMPLES, count) if _SUMS in self.entries else count, *axes),
             (self.dtype,) if entry.dtype.is_floating_point else None,
         )
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dnn2gp.features import FeatureMap, GradientFeatures, LayerwiseFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.gp.file_format import SavedFile, form, write_file
 from dnn2gp.gp.file_header import Header
-from dnn2gp.gp.file_schema import BUILT_IN, CHECKED_EXAMPLES
+from dnn2gp.gp.file_schema import BUILT_IN, CHECKED_EXAMPLES, FIRST_EXAMPLES
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.means import mean_of
 from dnn2gp.inference import LinearModel, Posterior
@@ -167,12 +167,12 @@ def _tensors(gp: GaussianProcess) -> dict[str, Tensor]:
     features, residual, examples = expansion.features, expansion.residual, expansion.inputs
     if isinstance(features, GradientFeatures):
         residual, examples = features.residual(examples), features.examples(examples)
-    checked = take(examples, slice(0, CHECKED_EXAMPLES))
     on_demand = isinstance(examples, OnDemand)
+    xs = leaves(take(examples, slice(0, FIRST_EXAMPLES)) if on_demand else examples)
     parts: dict[str, dict[str, Tensor]] = {
         "network": gp.network.state(),
-        "check": {"outputs": gp.features.outputs(checked)},
-        "inputs": {str(position): leaf for position, leaf in enumerate(leaves(checked if on_demand else examples))},
+        "check": {"outputs": gp.features.outputs(take(examples, slice(0, CHECKED_EXAMPLES)))},
+        "inputs": {str(position): leaf for position, leaf in enumerate(xs)},
         "streamed": {"checksums": examples.checksums} if on_demand else {},
         "expansion": {"residual": residual, "root": expansion.root, "log_likelihood": expansion.log_likelihood},
         "prior": {"mean": prior.mean, **prior.precision.state()},

@@ -25,7 +25,7 @@ class Workers:
 
     count: int = 0
     pin_memory: bool = False
-    timeout: float = 0
+    timeout: int | float = 0
     init: Callable[[int], None] | None = None
     start_method: str | None = None
 

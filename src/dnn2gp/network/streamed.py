@@ -93,11 +93,7 @@ class Streamed(OnDemand):
         check_alike(int(place[0]), self._first, batch)
         changed = checksums(batch.inputs) != self._sums[place]
         if bool(changed.any()):
-            raise ChangedDataError(
-                f"data: expected the same examples in every pass over the data; example {int(place[changed][0])} "
-                "differs from what was first read. The Dataset may augment at random (switch that off), collate_fn "
-                "may depend on the other examples of a batch, or a file has changed: convert again."
-            )
+            raise _changed(int(place[changed][0]))
 
 
 def _restored(content: bytes, first: Data, sums: Int[Tensor, " N"], most: int) -> Streamed:
@@ -124,8 +120,9 @@ def streamed(source: Source, budget: int) -> Data | None:
         raise ChangedDataError(UNSTABLE)
     own = Data(map_inputs(_own, first.inputs), _own(first.targets))
     targets, sums = _scanned(source, own, most)
-    if not torch.equal(sums[: len(kept)], checksums(own.inputs)):
-        raise ChangedDataError(UNSTABLE)
+    changed = sums[: len(kept)] != checksums(own.inputs)
+    if bool(changed.any()):
+        raise _changed(int(changed.nonzero()[0]))
     return Data(Streamed(source, own, sums, most), targets)
 
 
@@ -175,6 +172,14 @@ def _checked(place: Int[Tensor, " n"], batch: object) -> Data:
             f"{found.num_examples}. collate_fn must return every example that it is given."
         )
     return found
+
+
+def _changed(example: int) -> ChangedDataError:
+    return ChangedDataError(
+        f"data: expected the same examples in every pass over the data; example {example} differs from what was first "
+        "read. The Dataset may augment at random (switch that off), collate_fn may depend on the other examples of a "
+        "batch, or a file has changed: convert again."
+    )
 
 
 def _own(tensor: Tensor) -> Tensor:
