@@ -122,7 +122,8 @@ def test_classification_with_the_default_mean_and_calibration(inference):
     expected, found = both(Made(), network(), CLASSES, inference=inference)
     same_predictions(expected, found)
     same(expected.evidence().value, found.evidence().value)
-    same(expected.leave_one_out().log_prob, found.leave_one_out().log_prob)
+    if inference.solves:  # leave-one-out is not defined for the others
+        same(expected.leave_one_out().log_prob, found.leave_one_out().log_prob)
 
 
 @pytest.mark.parametrize("inference", [WeightSpace(), FunctionSpace(), Iterative(rank=8, samples=4)], ids=repr)
