@@ -74,7 +74,7 @@ class Source:
         """N."""
         return len(self.dataset) if self.order is None else len(self.order)  # pyright: ignore[reportArgumentType]
 
-    def batches(self, parts: Sequence[Int[Tensor, " n"]]) -> Generator[object, None, None]:
+    def batches(self, parts: Sequence[Int[Tensor, " _"]]) -> Generator[object, None, None]:
         """The batch of each part, as `collate` returns it; to be closed if it is not used up.
 
         With workers, the dataset is never touched in this process: files that it opens would be shared with theirs.

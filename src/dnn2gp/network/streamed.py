@@ -146,7 +146,7 @@ def _one_batch(source: Source, place: Int[Tensor, " n"]) -> Data:
         return next(found)
 
 
-def _batches(source: Source, places: Sequence[Int[Tensor, " n"]]) -> Generator[Data, None, None]:
+def _batches(source: Source, places: Sequence[Int[Tensor, " _"]]) -> Generator[Data, None, None]:
     """The examples at each of these places; each worker reads its share of them."""
     workers = max(1, source.workers.count)
     pieces = [place.split(max(1, -(-len(place) // workers))) for place in places]
