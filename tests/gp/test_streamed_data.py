@@ -31,7 +31,7 @@ from dnn2gp import (
     load,
     save,
 )
-from dnn2gp.network.on_demand import OnDemand
+from dnn2gp.network.inputs import OnDemand
 from dnn2gp.support.errors import ChangedDataError, InputError
 from dnn2gp.weights import Expansion
 

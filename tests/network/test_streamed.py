@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSam
 import dnn2gp.network.streamed as streamed_data
 from dnn2gp.network.checksums import checksums
 from dnn2gp.network.data import read_data
-from dnn2gp.network.inputs import Inputs, in_parts, leaves, num_examples, same_form, take
-from dnn2gp.network.on_demand import OnDemand
+from dnn2gp.network.inputs import Inputs, OnDemand, in_parts, leaves, num_examples, same_form, take
 from dnn2gp.network.streamed import Streamed
 from dnn2gp.network.views import Beside, Converted, joined
 from dnn2gp.support.errors import ChangedDataError, InputError, MemoryBudgetError

@@ -32,8 +32,7 @@ from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.anomalies import anomalies_explained
 from dnn2gp.network.data import Data, read_data
-from dnn2gp.network.inputs import Inputs, example_of, leaves, num_examples
-from dnn2gp.network.on_demand import OnDemand
+from dnn2gp.network.inputs import Inputs, OnDemand, example_of, leaves, num_examples
 from dnn2gp.support.allocator import within
 from dnn2gp.support.errors import (
     ApproximationWarning,

@@ -25,8 +25,7 @@ from dnn2gp.likelihoods import CustomLikelihood, Likelihood, likelihood_from_sta
 from dnn2gp.network import Network
 from dnn2gp.network.checksums import checksums
 from dnn2gp.network.data import read_data
-from dnn2gp.network.inputs import Inputs, example_of, leaves, take
-from dnn2gp.network.on_demand import OnDemand
+from dnn2gp.network.inputs import Inputs, OnDemand, example_of, leaves, take
 from dnn2gp.network.views import Absent
 from dnn2gp.support.errors import EXPECTED, FileFormatError, InputError, NetworkError, NotPositiveDefiniteError
 from dnn2gp.support.files import as_path

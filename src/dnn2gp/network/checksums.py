@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from dnn2gp.network.inputs import Inputs, leaves, num_examples
-from dnn2gp.network.on_demand import OnDemand
+from dnn2gp.network.inputs import Inputs, OnDemand, leaves, num_examples
 
 # The words of 1 to 8 bytes that an example is read as.
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dnn2gp.network.complex_views import CopiedIfMisplaced, misplaced
 from dnn2gp.network.inputs import (
     Inputs,
+    OnDemand,
     check_finite,
     describe,
     differentiable,
@@ -37,7 +38,6 @@ from dnn2gp.network.module_checks import (
     check_trainable,
     warn_if_train_mode,
 )
-from dnn2gp.network.on_demand import OnDemand
 from dnn2gp.network.private_module import FrozenWeights, ModuleOwner, own_module
 from dnn2gp.network.separate import separate
 from dnn2gp.network.views import Converted

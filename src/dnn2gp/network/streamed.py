@@ -17,8 +17,7 @@ from torch import Tensor
 
 from dnn2gp.network.batches import UNSTABLE, Data, check_alike, checked_batch
 from dnn2gp.network.checksums import checksums
-from dnn2gp.network.inputs import Inputs, check_finite, concatenate, leaves, map_inputs, take
-from dnn2gp.network.on_demand import OnDemand, positions
+from dnn2gp.network.inputs import Inputs, OnDemand, check_finite, concatenate, leaves, map_inputs, positions, take
 from dnn2gp.network.source import Source
 from dnn2gp.support.errors import ChangedDataError, InputError
 from dnn2gp.support.memory import chunks

@@ -13,8 +13,18 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dnn2gp.network.checksums import checksums
-from dnn2gp.network.inputs import Inputs, concatenate, leaves, num_examples, passed, rebuilt, repack, take
-from dnn2gp.network.on_demand import OnDemand, positions
+from dnn2gp.network.inputs import (
+    Inputs,
+    OnDemand,
+    concatenate,
+    leaves,
+    num_examples,
+    passed,
+    positions,
+    rebuilt,
+    repack,
+    take,
+)
 from dnn2gp.support.errors import InputError
 
 

@@ -10,8 +10,7 @@ from dnn2gp.features.checks import Cotangents, resolved
 from dnn2gp.features.engines.network_features import NetworkFeatures
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.feature_map import FeatureMap
-from dnn2gp.network.inputs import Inputs, example_of, leaves, rebuilt
-from dnn2gp.network.on_demand import OnDemand
+from dnn2gp.network.inputs import Inputs, OnDemand, example_of, leaves, rebuilt
 from dnn2gp.network.views import Beside
 
 
