@@ -14,7 +14,7 @@ from dnn2gp.features.budget.plan import Work
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.feature_map import FeatureMap
 from dnn2gp.features.whitener import Unit, Whitener
-from dnn2gp.network.inputs import Inputs, num_examples, take
+from dnn2gp.network.inputs import Inputs, in_parts, num_examples
 from dnn2gp.support.allocator import give_back, sparing
 from dnn2gp.support.memory import chunks, room
 from dnn2gp.support.progress import track
@@ -236,9 +236,13 @@ class FactoredJacobian:
             half = (self.features.budget() - self._reserve) // 2
             size = self.features.chunk(self.inputs, self.rank, fixed=self._reserve + max(0, half), extra=beside)
             size = min(size, max(1, _BLOCK_ROWS // self.rank))
-        for part in sparing(track(list(chunks(self.num_examples, size)), what), self.features.budget()):
+        parts = list(chunks(self.num_examples, size))
+        for part, some in sparing(track(in_parts(self.inputs, parts), what, len(parts)), self.features.budget()):
             own = None if self.root is None else self.root[part]
-            yield part, self.features.factors(take(self.inputs, part), own).compact()
+            factors = self.features.factors(some, own).compact()
+            del some
+            yield part, factors
+            del factors
 
     def _at_once(self) -> int:
         """The examples whose kept factors are multiplied at once: their products, too, must fit into the budget."""

@@ -23,7 +23,7 @@ from dnn2gp.features.kernels import KERNELS, Kernels
 from dnn2gp.features.kronecker_factors import KroneckerFactors, kronecker_factors, kronecker_sums
 from dnn2gp.features.weight_gram import WeightGram
 from dnn2gp.features.whitener import Unit, Whitener
-from dnn2gp.network.inputs import Inputs, check_inputs, num_examples, take
+from dnn2gp.network.inputs import Inputs, check_inputs, in_parts, num_examples
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import chunks
 
@@ -128,13 +128,14 @@ class FeatureMap(Kernels):
         """
         sums, squares = torch.zeros(2, self.num_weights, dtype=torch.float64, device=self.anchor.device)
         size = self.chunk(inputs, 1, _MOMENTS, fixed=2 * sums.nbytes)
-        for part in chunks(num_examples(inputs), size):
+        for part, some in in_parts(inputs, list(chunks(num_examples(inputs), size))):
 
             def columns(outputs: Float[Tensor, "m Q"], part: slice = part) -> Float[Tensor, "m Q 1"]:
                 own = cotangents(outputs[: part.stop - part.start], part)  # a single example may be computed twice
                 return own.expand(len(outputs), -1).unsqueeze(-1)
 
-            own, own_squares = self.factors(take(inputs, part), columns).moments()
+            own, own_squares = self.factors(some, columns).moments()
+            del some
             sums += own
             squares += own_squares
         return sums, squares

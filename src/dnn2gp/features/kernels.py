@@ -19,7 +19,7 @@ from dnn2gp.features.budget.plan import Plan, Work
 from dnn2gp.features.checks import check_precision
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.whitener import Unit, Whitener
-from dnn2gp.network.inputs import Inputs, differentiable, num_examples, take
+from dnn2gp.network.inputs import Inputs, differentiable, most_at_once, num_examples, take
 from dnn2gp.support.allocator import give_back, returning_blocks
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import require
@@ -132,7 +132,7 @@ class Kernels(Chunked):
             give_back(self.budget())  # what is freed between factors that are kept is not used again otherwise
             return factors
 
-        most = self.fast_chunk(inputs, rows)
+        most = min(self.fast_chunk(inputs, rows), most_at_once(inputs))
         need = measured.need if self.structured(inputs, precision) else measured.need.times(_MIXING)
         return PairSide(num_examples(inputs), rows, measured.kept, need, make, most, self.fewest)
 

@@ -32,7 +32,7 @@ def calibration_for(
 ) -> Calibration:
     """The calibration of a posterior with its mean, by leave-one-out if there is no validation set."""
     if validation is not None:
-        held = HeldOut.of(validation, features.network, likelihood)
+        held = HeldOut.of(validation, features.network, likelihood, features.budget())
         return held.best(posterior.latent(features, held.inputs)).calibration
     expansion, mean = posterior.model.expansion, mean_of(posterior)
     if posterior.model.of_step or expansion.targets is None:
@@ -61,8 +61,8 @@ def by_validation(mode: Posterior, likelihood: Likelihood, validation: object, n
     than two standard errors (a gain from a single example is only one). An exact regression keeps its exact mean unless
     the network predicts the validation set better by as much.
     """
-    held = HeldOut.of(validation, network, likelihood)
     features, around = mode.model.expansion.features, at_network(mode)
+    held = HeldOut.of(validation, network, likelihood, features.budget())
     there, here = (each.latent(features, held.inputs) for each in (mode, around))
     if mode.model.expansion.quadratic and mode.solves:
         fits = held.best(there), held.best(here)
@@ -102,14 +102,14 @@ class HeldOut:
     likelihood: Likelihood
 
     @staticmethod
-    def of(validation: object, network: Network, likelihood: Likelihood) -> HeldOut:
-        """From (inputs, targets), a Dataset or a DataLoader."""
+    def of(validation: object, network: Network, likelihood: Likelihood, budget: int) -> HeldOut:
+        """From (inputs, targets), a Dataset or a DataLoader, within a memory budget."""
         if likelihood.per_example:
             raise InputError(
                 "validation: the noise of this GP was given for each training example, so it is unknown for others."
             )
         try:
-            given = read_data(validation)
+            given = read_data(validation, budget)
             inputs = network.check_inputs(given.inputs)
             targets = likelihood.targets_for(given.targets, given.num_examples, network.output_shape, network.dtype)
         except InputError as error:

@@ -32,8 +32,8 @@ from dnn2gp.inference.iterative.posterior import IterativePosterior
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.anomalies import anomalies_explained
-from dnn2gp.network.data import read_data
-from dnn2gp.network.inputs import Inputs, leaves, num_examples
+from dnn2gp.network.data import Data, read_data
+from dnn2gp.network.inputs import Inputs, OnDemand, example_of, leaves, num_examples
 from dnn2gp.support.allocator import within
 from dnn2gp.support.errors import (
     ApproximationWarning,
@@ -43,7 +43,7 @@ from dnn2gp.support.errors import (
     ProbabilitiesWarning,
     warn_user,
 )
-from dnn2gp.support.memory import SMALL, holding, require
+from dnn2gp.support.memory import SMALL, check_budget, default_budget, holding, require
 from dnn2gp.support.progress import show_progress
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
@@ -73,7 +73,8 @@ def convert(
     """Turn a trained network into the Gaussian process of Eq. (9).
 
     network          any nn.Module; its weights with requires_grad are the ones that get a posterior
-    data             the training set: (inputs, targets), a Dataset, or a DataLoader that does not shuffle
+    data             the training set: (inputs, targets), a Dataset, or a DataLoader that does not shuffle; examples of
+                     a Dataset that would take more than an eighth of the memory budget are read when they are needed
     likelihood       the loss it was trained with, e.g. CategoricalLikelihood(); GaussianLikelihood() leaves the noise
                      σ open, so that it is tuned by the evidence too
     prior_precision  δ of the L2 penalty ½ δ wᵀw on the *summed* loss: one number, one per layer, or one per weight
@@ -102,7 +103,8 @@ def convert(
     _check_callables(features, expansion)
     mean = None if mean is None else Mean.checked("mean", mean)
     with show_progress(progress), anomalies_explained():
-        function, inputs, targets = _prepared(network, data, likelihood, subset)
+        training = read_data(data, check_budget(memory_budget) or default_budget())
+        function, inputs, targets = _prepared(network, training, likelihood, subset)
         jacobian = features(function, inputs, memory_budget=memory_budget)
 
         def expand(likelihood: Likelihood) -> Expansion:
@@ -237,10 +239,9 @@ def _described(value: object) -> str:
 
 
 def _prepared(
-    network: nn.Module, data: object, likelihood: Likelihood, subset: Subset | None
+    network: nn.Module, training: Data, likelihood: Likelihood, subset: Subset | None
 ) -> tuple[Network, Inputs, Tensor]:
     """The network as a function of the weights that get a posterior, and the data in the form that it takes."""
-    training = read_data(data)
     function = Network(network, training.inputs)
     if subset is not None:
         checked = function.check_inputs(training.inputs)
@@ -252,14 +253,20 @@ def _prepared(
 
 
 def _data_bytes(features: NetworkFeatures, inputs: Inputs, targets: Tensor) -> int:
-    """The memory for the data, if it fits into the budget: a copy of it, and its outputs, residuals and roots S."""
-    copies = sum(leaf.nbytes for leaf in (*leaves(inputs), targets))
+    """The memory for the data, if it fits into the budget: a copy of it, and its outputs, residuals and roots S.
+
+    Of inputs that are read on demand, two parts are in memory beside the one that is used, with a checksum of each.
+    """
+    copies = targets.nbytes + sum(leaf.nbytes for leaf in leaves(example_of(inputs)))
+    if isinstance(inputs, OnDemand):
+        copies += (2 * inputs.most - 1) * (copies - targets.nbytes) + 8 * inputs.num_examples
     roots = num_examples(inputs) * features.num_outputs * (features.num_outputs + 2) * features.anchor.element_size()
+    what = "A part of the data" if isinstance(inputs, OnDemand) else "A copy of the data"
     if copies + 4 * roots > SMALL:  # four while they are computed
         require(
             copies + 4 * roots,
             features.budget(),
-            f"A copy of the data ({num_examples(inputs)} examples) with the noise precision of its outputs",
+            f"{what} ({num_examples(inputs)} examples) with the noise precision of its outputs",
             "Use fewer examples.",
         )
     return copies + roots

@@ -22,7 +22,10 @@ from dnn2gp.weights.structures import BlockDiagonal, Dense, Diagonal, Kronecker,
 
 CHECKED_EXAMPLES = 4
 """The number of examples whose outputs are saved, to check on loading that the network still computes the same."""
+FIRST_EXAMPLES = 32
+"""The number of examples that a file has if the data are not in it: engines look at so many (`network_features.py`)."""
 
+_SUMS = "streamed/checksums"
 _DOUBLE = (torch.float64,)
 _FLOATS = (torch.float32, torch.float64)
 _POSITIVE = re.compile(r"(prior|inference)/(\d+\.delta|values)|(prior|inference)/factor|likelihood/sigma")
@@ -129,7 +132,7 @@ class Schema:
     @cached_property
     def num_examples(self) -> int:
         """N."""
-        return self._axis("inputs/0", 0)
+        return self._axis(_SUMS if _SUMS in self.entries else "inputs/0", 0)
 
     @cached_property
     def num_samples(self) -> int:
@@ -164,6 +167,8 @@ class Schema:
             "expansion/root": Spec(root, dtypes),
             "expansion/log_likelihood": Spec(()),
         }
+        if _SUMS in self.entries and self.header.features != "step":
+            expected |= {_SUMS: Spec((N,), (torch.int64,))}
         if self.header.features == "jacobian":
             expected |= {"expansion/targets": self._targets(), "model/moved": Spec((P,), optional=True)}
         if self.header.features != "step":
@@ -184,10 +189,16 @@ class Schema:
         return Spec((self.num_examples, *[None] * axes), (*_FLOATS, torch.int64), optional=True)
 
     def _input(self, name: str) -> Spec:
-        """One tensor of the inputs: N examples of any shape, in the dtype of the weights if they are floats."""
-        entry = self._entry(name)
+        """One tensor of the inputs: N examples of any shape, in the dtype of the weights if they are floats.
+
+        Only the first examples, if the data are not in the file.
+        """
+        entry, count = self._entry(name), self.num_examples
         axes = [None] * (len(entry.shape) - 1)
-        return Spec((self.num_examples, *axes), (self.dtype,) if entry.dtype.is_floating_point else None)
+        return Spec(
+            (min(FIRST_EXAMPLES, count) if _SUMS in self.entries else count, *axes),
+            (self.dtype,) if entry.dtype.is_floating_point else None,
+        )
 
     def _prior(self) -> dict[str, Spec]:
         mean = {"prior/mean": Spec((self.num_weights,), (self.dtype,))}

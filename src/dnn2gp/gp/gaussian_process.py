@@ -240,7 +240,7 @@ class GaussianProcess:
                 "condition: expected a GP whose mean moves with new targets; got one with mean=NetworkOutput(). "
                 "Convert with mean=LinearisedMode(), or with NetworkOutput(sites_at_mode=True)."
             )
-        extra = read_data(data)
+        extra = read_data(data, self.features.budget())
         inputs = self.network.check_inputs(extra.inputs)
         likelihood = self._own_kind(likelihood).detached()
         network = self.network

@@ -17,13 +17,16 @@ from torch import Tensor, nn
 from dnn2gp.features import FeatureMap, GradientFeatures, LayerwiseFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.gp.file_format import SavedFile, form, write_file
 from dnn2gp.gp.file_header import Header
-from dnn2gp.gp.file_schema import BUILT_IN, CHECKED_EXAMPLES
+from dnn2gp.gp.file_schema import BUILT_IN, CHECKED_EXAMPLES, FIRST_EXAMPLES
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.means import mean_of
 from dnn2gp.inference import LinearModel, Posterior
 from dnn2gp.likelihoods import CustomLikelihood, Likelihood, likelihood_from_state
 from dnn2gp.network import Network
-from dnn2gp.network.inputs import Inputs, leaves, take
+from dnn2gp.network.checksums import checksums
+from dnn2gp.network.data import read_data
+from dnn2gp.network.inputs import Inputs, OnDemand, example_of, leaves, take
+from dnn2gp.network.views import Absent
 from dnn2gp.support.errors import EXPECTED, FileFormatError, InputError, NetworkError, NotPositiveDefiniteError
 from dnn2gp.support.files import as_path
 from dnn2gp.support.json_text import short
@@ -35,7 +38,10 @@ from dnn2gp.weights.gaussian import Gaussian
 
 
 def save(gp: object, path: str | PathLike[str]) -> None:
-    """Write the GP to one file, completely or not at all: weights, buffers, data, prior, likelihood and posterior."""
+    """Write the GP to one file, completely or not at all: weights, buffers, data, prior, likelihood and posterior.
+
+    Of training data that are read on demand, the file has checksums and targets, but no inputs (see `load`).
+    """
     if not isinstance(gp, GaussianProcess):
         raise InputError(f"save: expected a GaussianProcess, as returned by convert; got {type(gp).__name__}.")
     write_file(as_path(path), _header(gp), _tensors(gp))
@@ -48,10 +54,13 @@ def load(
     likelihood: Likelihood | None = None,
     memory_budget: int | float | None = None,
     features: Callable[..., NetworkFeatures] = LayerwiseFeatures,
+    data: object = None,
 ) -> GaussianProcess:
     """Read a GP. `network` is a module of the converted class, with any weights, or a function that builds one.
 
-    A custom likelihood and an engine are code and not in the file: pass them again as `likelihood` and `features`.
+    A custom likelihood and an engine are code and not in the file: pass them again as `likelihood` and `features`. Nor
+    are training data that did not fit into memory: pass them again as `data` for what needs them, which is everything
+    about a GP in function space, and `leave_one_out`, `condition` and `diagnose` of any GP.
     """
     if not callable(features):
         raise InputError(f"features: expected LayerwiseFeatures or JacobianFeatures; got {features!r}.")
@@ -63,9 +72,26 @@ def load(
     _check_trainable(file, module)
     function = Network(module, inputs, state=file.part("network"), trainable=header.trainable)
     file = file.to(function.device)
-    inputs = function.check_inputs(inputs)
+    inputs = function.check_inputs(_whole(inputs, file, data, check_budget(memory_budget) or default_budget()))
     with holding(file.bytes):
         return _restored(file, function, inputs, likelihood, features, memory_budget)
+
+
+def _whole(first: Inputs, file: SavedFile, data: object, budget: int) -> Inputs:
+    """All training inputs: those of the file, or of the data if the file has only the first ones."""
+    sums = file.part("streamed").get("checksums")
+    if sums is None:
+        return first
+    if data is None:
+        return Absent(first, sums)
+    found = read_data(data, budget).inputs
+    own = checksums(found)
+    if not torch.equal(own, sums.to(own.device)):
+        raise InputError(
+            f"data: expected the {len(sums)} training examples that {file.path} was saved with, in the same order; got "
+            f"{len(own)} examples, or some with other values. Pass the data of convert."
+        )
+    return found
 
 
 def _restored(
@@ -124,7 +150,7 @@ def _header(gp: GaussianProcess) -> dict[str, Any]:
         "dnn2gp": version("dnn2gp"),
         "likelihood": gp.likelihood.name,
         "trainable": list(gp.network.layout.names),
-        "inputs": form(features.form if isinstance(features, GradientFeatures) else expansion.inputs),
+        "inputs": form(example_of(features.form if isinstance(features, GradientFeatures) else expansion.inputs)),
         "features": "gradient" if gradient else "step" if gp.model.of_step else "jacobian",
         "quadratic": expansion.quadratic,
         "prior": gp.prior.precision.structure.encoded(),
@@ -137,14 +163,16 @@ def _header(gp: GaussianProcess) -> dict[str, Any]:
 
 def _tensors(gp: GaussianProcess) -> dict[str, Tensor]:
     expansion, prior = gp.model.expansion, gp.prior
-    features, residual, xs = expansion.features, expansion.residual, leaves(expansion.inputs)
-    examples = expansion.inputs
+    features, residual, examples = expansion.features, expansion.residual, expansion.inputs
     if isinstance(features, GradientFeatures):
-        examples, residual, xs = features.examples(expansion.inputs), xs[-1], xs[:-1]
+        residual, examples = features.residual(examples), features.examples(examples)
+    on_demand = isinstance(examples, OnDemand)
+    xs = leaves(take(examples, slice(0, FIRST_EXAMPLES)) if on_demand else examples)
     parts: dict[str, dict[str, Tensor]] = {
         "network": gp.network.state(),
         "check": {"outputs": gp.features.outputs(take(examples, slice(0, CHECKED_EXAMPLES)))},
         "inputs": {str(position): leaf for position, leaf in enumerate(xs)},
+        "streamed": {"checksums": examples.checksums} if on_demand else {},
         "expansion": {"residual": residual, "root": expansion.root, "log_likelihood": expansion.log_likelihood},
         "prior": {"mean": prior.mean, **prior.precision.state()},
         "likelihood": {} if isinstance(gp.likelihood, CustomLikelihood) else gp.likelihood.state(),

@@ -17,7 +17,7 @@ from dnn2gp.features.budget.plan import Work
 from dnn2gp.inference.evidence_parts import Decomposition, GroupedTerms, Groups
 from dnn2gp.inference.linear_model import LinearModel
 from dnn2gp.inference.predictive import JoinedLatent, Latent
-from dnn2gp.network.inputs import Inputs, num_examples, take
+from dnn2gp.network.inputs import Inputs, in_parts, num_examples
 from dnn2gp.support.allocator import give_back, sparing
 from dnn2gp.support.choice import Choice
 from dnn2gp.support.errors import InputError
@@ -264,8 +264,10 @@ class Posterior(ABC):
     def latent(self, features: FeatureMap, inputs: Inputs) -> Latent:
         """Outputs, shift and covariance of f at each input, from one pass over the inputs, one chunk at a time."""
         parts, size = JoinedLatent(num_examples(inputs)), self.chunk(features, inputs)
-        for part in sparing(track(list(chunks(num_examples(inputs), size)), "predictions"), features.budget()):
-            outputs, factors = features.outputs_and_factors(take(inputs, part))
+        places = list(chunks(num_examples(inputs), size))
+        for part, own in sparing(track(in_parts(inputs, places), "predictions", len(places)), features.budget()):
+            outputs, factors = features.outputs_and_factors(own)
+            del own
             give_back(features.budget())  # what was needed to compute them
             outputs, shift = self._centred(outputs, factors)
             parts.add(part, Latent(outputs, shift, *self.estimated(factors)))

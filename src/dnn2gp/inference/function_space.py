@@ -35,7 +35,7 @@ from dnn2gp.inference.orthogonal import (
     loses_digits,
     site_decomposition,
 )
-from dnn2gp.network.inputs import Inputs, num_examples, take
+from dnn2gp.network.inputs import Inputs, in_parts, num_examples
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import chunks, holding, require
 from dnn2gp.support.progress import track
@@ -224,8 +224,8 @@ class FunctionSpacePosterior(Posterior):
         """κ(x, X) S L⁻ᵀ."""
         parts = list(chunks(num_examples(inputs), self.chunk(features, inputs)))
         found = (
-            self._reduce(features.white_factors(take(inputs, part), self.prior_precision))
-            for part in track(parts, "cross kernel")
+            self._reduce(features.white_factors(own, self.prior_precision))
+            for _, own in track(in_parts(inputs, parts), "cross kernel", len(parts))
         )
         return joined(found, num_examples(inputs))
 

@@ -23,7 +23,7 @@ from dnn2gp.features import FactoredJacobian, Factors, FeatureMap, Whitener
 from dnn2gp.inference.base import Inference, Posterior
 from dnn2gp.inference.evidence_parts import Decomposition
 from dnn2gp.inference.linear_model import LinearModel
-from dnn2gp.network.inputs import Inputs, num_examples, take
+from dnn2gp.network.inputs import Inputs, in_parts, num_examples
 from dnn2gp.support.errors import IllConditionedError
 from dnn2gp.support.memory import chunks, readable
 from dnn2gp.support.progress import track
@@ -305,5 +305,7 @@ class SiteBasisPosterior(Posterior):
 
     def _rows(self, features: FeatureMap, inputs: Inputs) -> Float[Tensor, "N K B"]:
         parts = list(chunks(num_examples(inputs), self.chunk(features, inputs)))
-        white = (features.white_factors(take(inputs, part), self.prior_precision) for part in track(parts, "rows"))
-        return torch.cat([self._projected_rows(each) for each in white])
+        found = []
+        for _, own in track(in_parts(inputs, parts), "rows", len(parts)):
+            found.append(self._projected_rows(features.white_factors(own, self.prior_precision)))
+        return torch.cat(found)

@@ -1,33 +1,93 @@
-"""Inputs of a network: a tensor, or a tuple, list or dict of tensors that share their first axis (the examples)."""
+"""Inputs of a network: a tensor, or a tuple, list or dict of tensors that share their first axis (the examples).
+
+Inputs that are too large for the memory are `OnDemand`: of these, `take` and `in_parts` read some examples at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from dnn2gp.support.errors import InputError
 
-Inputs: TypeAlias = "Tensor | tuple[Tensor, ...] | list[Tensor] | dict[str, Tensor]"
+Inputs: TypeAlias = "Tensor | tuple[Tensor, ...] | list[Tensor] | dict[str, Tensor] | OnDemand"
+
+
+class OnDemand(ABC):
+    """N examples that are not in memory; `take` and `in_parts` read some of them.
+
+    `streamed.py` reads a Dataset; `views.py` has what else the examples of other inputs may be.
+    """
+
+    @property
+    @abstractmethod
+    def form(self) -> Inputs:
+        """The first example, in memory: it shows the container, the dtypes and the shapes of all."""
+
+    @property
+    @abstractmethod
+    def num_examples(self) -> int:
+        """N."""
+
+    @property
+    @abstractmethod
+    def most(self) -> int:
+        """The largest number of examples to have in memory at once."""
+
+    @property
+    @abstractmethod
+    def checksums(self) -> Int[Tensor, " N"]:
+        """A number for each example that changes if the example does (`checksums.py`)."""
+
+    @abstractmethod
+    def read(self, index: slice | Tensor) -> Inputs:
+        """The examples at `index`, in memory."""
+
+    @abstractmethod
+    def passed(self, parts: Sequence[slice | Tensor]) -> Generator[Inputs, None, None]:
+        """These parts one after the other, the next of which may be read while one of them is used.
+
+        Closing the iterator ends the pass.
+        """
 
 
 def leaves(inputs: Inputs) -> list[Tensor]:
-    """The tensors of the inputs, in order."""
+    """The tensors of inputs in memory, in order."""
     if isinstance(inputs, Tensor):
         return [inputs]
+    if isinstance(inputs, OnDemand):
+        raise TypeError("Inputs that are read on demand have no tensors. Use `take` or `in_parts` first.")
     return list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
 
 
 def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
     """The same container with `function` applied to each tensor."""
-    if isinstance(inputs, Tensor):
-        return function(inputs)
-    if isinstance(inputs, dict):
-        return {name: function(leaf) for name, leaf in inputs.items()}
-    mapped = [function(leaf) for leaf in inputs]
-    return tuple(mapped) if isinstance(inputs, tuple) else mapped
+    return rebuilt([function(leaf) for leaf in leaves(inputs)], inputs)
+
+
+def rebuilt(tensors: list[Tensor], form: Inputs) -> Inputs:
+    """These tensors in the container of `form`; the inverse of `leaves`."""
+    if isinstance(form, Tensor):
+        return tensors[0]
+    if isinstance(form, dict):
+        return dict(zip(form, tensors, strict=True))
+    return tuple(tensors) if isinstance(form, tuple) else tensors
+
+
+def detached(inputs: Inputs) -> Inputs:
+    """The same inputs without their graph."""
+    return inputs if isinstance(inputs, OnDemand) else map_inputs(Tensor.detach, inputs)
+
+
+def example_of(inputs: Inputs) -> Inputs:
+    """Inputs in memory of the same form: at least the first example."""
+    return inputs.form if isinstance(inputs, OnDemand) else inputs
 
 
 def all_finite(tensor: Tensor) -> bool:
@@ -35,8 +95,20 @@ def all_finite(tensor: Tensor) -> bool:
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
+def check_finite(inputs: Inputs, first: int = 0) -> None:
+    """Refuse NaN and infinity; the message counts examples from `first`."""
+    for leaf in leaves(inputs):
+        if leaf.is_floating_point() and not all_finite(leaf):
+            row = first + int((~leaf.isfinite()).reshape(len(leaf), -1).any(1).nonzero()[0])
+            raise InputError(
+                f"inputs: expected finite values; got NaN or infinity in example {row}. Remove or impute such examples."
+            )
+
+
 def check_inputs(inputs: object, what: str = "inputs") -> Inputs:
     """Return `inputs` if it is a supported container whose tensors have the same number of examples ≥ 1."""
+    if isinstance(inputs, OnDemand):
+        return inputs
     if isinstance(inputs, Mapping):
         inputs = dict(inputs)
     tensors: list[Any] = [inputs]
@@ -101,42 +173,73 @@ def check_dense(tensor: Tensor, what: str) -> None:
 
 def describe(inputs: Inputs) -> str:
     """The container, dtypes and shapes of inputs, for messages."""
+    inputs = example_of(inputs)
     if isinstance(inputs, Tensor):
         return _describe_leaf(inputs)
     if isinstance(inputs, dict):
         return "{" + ", ".join(f"{name!r}: {_describe_leaf(leaf)}" for name, leaf in inputs.items()) + "}"
-    return f"a {type(inputs).__name__} of [{', '.join(map(_describe_leaf, inputs))}]"
+    return f"a {type(inputs).__name__} of [{', '.join(map(_describe_leaf, leaves(inputs)))}]"
 
 
 def differentiable(inputs: Inputs) -> bool:
     """Whether results should carry gradients with respect to these inputs: they require one, and gradients are on."""
-    return torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves(inputs))
+    return torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves(example_of(inputs)))
 
 
 def num_examples(inputs: Inputs) -> int:
     """N, the length of the first axis."""
-    return len(leaves(inputs)[0])
+    return inputs.num_examples if isinstance(inputs, OnDemand) else len(leaves(inputs)[0])
+
+
+def most_at_once(inputs: Inputs) -> int:
+    """The largest number of examples to take at once: all that are in memory."""
+    return min(inputs.num_examples, inputs.most) if isinstance(inputs, OnDemand) else num_examples(inputs)
 
 
 def take(inputs: Inputs, index: slice | Tensor) -> Inputs:
-    """The examples at `index`."""
-    return map_inputs(lambda leaf: leaf[index], inputs)
+    """The examples at `index`, in memory."""
+    return inputs.read(index) if isinstance(inputs, OnDemand) else map_inputs(lambda leaf: leaf[index], inputs)
+
+
+def positions(index: slice | Tensor, count: int) -> Int[Tensor, " n"]:
+    """The numbers of the examples at `index`, among `count` of them."""
+    return torch.arange(count, device="cpu")[index.cpu() if isinstance(index, Tensor) else index]
+
+
+def first_few(inputs: Inputs, count: int) -> Inputs:
+    """The first `count` examples, in memory; if there are fewer, some of them several times."""
+    return take(inputs, torch.arange(count, device="cpu") % num_examples(inputs))
+
+
+def passed(inputs: Inputs, parts: Sequence[slice | Tensor]) -> Generator[Inputs, None, None]:
+    """The examples of several parts, in memory, one part after the other; to be closed if it is not used up."""
+    if isinstance(inputs, OnDemand):
+        yield from inputs.passed(parts)
+        return
+    for part in parts:
+        yield take(inputs, part)
+
+
+def in_parts(inputs: Inputs, parts: Sequence[slice]) -> Generator[tuple[slice, Inputs], None, None]:
+    """(part, its examples in memory) for consecutive parts: one pass over the data.
+
+    Iterate over it in a `for` statement. Worker processes that read ahead are closed when the loop ends in any way.
+    """
+    with closing(passed(inputs, parts)) as several:
+        for part in parts:
+            yield part, next(several)
 
 
 def concatenate(parts: Sequence[Inputs]) -> Inputs:
     """One set of inputs from several of the same form."""
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.cat([leaves(part)[0] for part in parts])
     columns = [torch.cat(column) for column in zip(*(leaves(part) for part in parts), strict=True)]
-    if isinstance(first, dict):
-        return dict(zip(first, columns, strict=True))
-    return tuple(columns) if isinstance(first, tuple) else columns
+    return rebuilt(columns, parts[0])
 
 
 def same_form(first: Inputs, second: Inputs) -> bool:
     """Whether two sets of inputs could be concatenated: same container, keys, dtypes and example shapes."""
-    if type(first) is not type(second) or (isinstance(first, dict) and list(first) != list(second)):
+    first, second = example_of(first), example_of(second)
+    if type(first) is not type(second) or _keys(first) != _keys(second):
         return False
     forms = [[(leaf.dtype, leaf.shape[1:]) for leaf in leaves(inputs)] for inputs in (first, second)]
     return forms[0] == forms[1]
@@ -149,6 +252,10 @@ def repack(inputs: Inputs, form: Inputs) -> Inputs | None:
     if isinstance(inputs, tuple | list) and isinstance(form, tuple | list):
         return (tuple(inputs) if isinstance(form, tuple) else list(inputs)) if len(inputs) == len(form) else None
     return inputs if isinstance(inputs, Tensor) and isinstance(form, Tensor) else None
+
+
+def _keys(inputs: Inputs) -> list[str]:
+    return list(inputs) if isinstance(inputs, dict) else []
 
 
 def _describe_leaf(leaf: Tensor) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from copy import copy
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -15,12 +16,15 @@ from torch import Tensor, nn
 from dnn2gp.network.complex_views import CopiedIfMisplaced, misplaced
 from dnn2gp.network.inputs import (
     Inputs,
-    all_finite,
+    OnDemand,
+    check_finite,
     describe,
     differentiable,
     leaves,
     map_inputs,
+    most_at_once,
     num_examples,
+    passed,
     repack,
     same_form,
     take,
@@ -36,6 +40,7 @@ from dnn2gp.network.module_checks import (
 )
 from dnn2gp.network.private_module import FrozenWeights, ModuleOwner, own_module
 from dnn2gp.network.separate import separate
+from dnn2gp.network.views import Converted
 from dnn2gp.support.errors import InputError, NetworkError
 from dnn2gp.support.randomness import USER_STATE, global_states_kept
 
@@ -96,11 +101,12 @@ class Network:
             self._frozen = FrozenWeights.of({name: tensors[name] for name in parameters if name not in set(trainable)})
             self._buffers = {name: tensors[name] for name in buffers}
             self._renormed = [f"{name}.weight".lstrip(".") for name, part in module.named_modules() if _renorms(part)]
-            self._spread, self.separate = _spreads(module, inputs), separate(module)
-            self._example = map_inputs(lambda leaf: leaf.detach().clone(), take(inputs, slice(0, 1)))
+            few = take(inputs, slice(0, min(_PROBED, num_examples(inputs))))
+            self._spread, self.separate = _spreads(module, few), separate(module)
+            self._example = map_inputs(lambda leaf: leaf.detach().clone(), take(few, slice(0, 1)))
             self._draws = True
             self._has_complex_views = False
-            few = self.check_inputs(take(inputs, slice(0, min(_PROBED, num_examples(inputs)))))
+            few = self.check_inputs(few)
             with global_states_kept(self.device):
                 self._owner = own_module(module, tensors, lambda owner: self._evaluate(self.weights, few, owner))
             self.output_shape = self._probe(few)
@@ -167,21 +173,25 @@ class Network:
 
         With `keep_graph`, inputs that require a gradient still do, so that results can be differentiated.
         """
+        if isinstance(inputs, OnDemand):
+            return self._converted(inputs)
         for leaf in leaves(inputs):
             if leaf.is_floating_point() and leaf.dtype != self.dtype:
                 raise InputError(
                     f"inputs: expected the dtype of the weights, {self.dtype}; got {leaf.dtype}. Convert one of "
                     f"them: inputs.to({self.dtype}) or network.to({leaf.dtype})."
                 )
-            if leaf.is_floating_point() and not all_finite(leaf):
-                row = int((~leaf.isfinite()).reshape(len(leaf), -1).any(1).nonzero()[0])
-                raise InputError(
-                    f"inputs: expected finite values; got NaN or infinity in example {row}. Remove or impute such "
-                    "examples."
-                )
+        check_finite(inputs)
         keep_graph = keep_graph and differentiable(inputs)
         inputs = map_inputs(lambda leaf: (leaf if keep_graph else leaf.detach()).to(self.device), inputs)
         return inputs if same_form(inputs, self._example) else self._adapted(inputs)
+
+    def _converted(self, inputs: OnDemand) -> OnDemand:
+        """Inputs that are read on demand, whose values were checked when they were first read."""
+        form = self.check_inputs(inputs.form)
+        same = same_form(form, inputs.form)
+        moved = any(a.device != b.device for a, b in zip(leaves(form), leaves(inputs.form), strict=True))
+        return Converted(inputs, form) if moved or not same else inputs
 
     def _adapted(self, inputs: Inputs) -> Inputs:
         """Inputs whose form differs from those at construction, if the outputs for them have the same shape."""
@@ -253,7 +263,7 @@ class Network:
         """The inputs as the positional and named arguments that `forward` takes."""
         if self._spread and isinstance(inputs, dict):
             return (), inputs
-        return (tuple(inputs) if self._spread and not isinstance(inputs, Tensor) else (inputs,)), {}
+        return (tuple(leaves(inputs)) if self._spread else (inputs,)), {}
 
     def _probe(self, few: Inputs) -> tuple[int, ...]:
         """Check on a few examples that f_w(x) is one deterministic function of each example alone."""
@@ -288,13 +298,13 @@ class Network:
         up to 1024: every example gets another place and other company.
         """
         count = num_examples(inputs)
-        with torch.no_grad(), global_states_kept(self.device):
+        most, stops = min(_COMPANY, most_at_once(inputs)), [0]
+        while stops[-1] < count:
+            stops.append(min(count, 2 * stops[-1] + 1, stops[-1] + most))
+        parts = [count - 1 - torch.arange(start, stop, device="cpu") for start, stop in pairwise(stops)]
+        with torch.no_grad(), global_states_kept(self.device), closing(passed(inputs, parts)) as several:
             expected = outputs(inputs)
-            start, found = 0, []
-            while start < count:
-                stop = min(count, 2 * start + 1, start + _COMPANY)
-                found.append(outputs(take(inputs, count - 1 - torch.arange(start, stop, device="cpu"))))
-                start = stop
+            found = [outputs(own) for own in several]
         gaps = (torch.cat(found).flip(0) - expected).abs().reshape(count, -1).amax(1)
         gaps = torch.where(expected.isfinite().reshape(count, -1).all(1), gaps, 0.0)  # others are found elsewhere
         limits = slack * torch.finfo(self.dtype).eps * (expected.abs().reshape(count, -1).amax(1) + scale)
@@ -332,7 +342,7 @@ def _spreads(module: nn.Module, inputs: Inputs) -> bool:
         return False
     try:
         signature = inspect.signature(module.forward)
-        signature.bind(**inputs) if isinstance(inputs, dict) else signature.bind(*inputs)
+        signature.bind(**inputs) if isinstance(inputs, dict) else signature.bind(*leaves(inputs))
     except TypeError:
         return False
     return True

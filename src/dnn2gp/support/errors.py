@@ -10,6 +10,10 @@ class InputError(ValueError):
     """Data, targets or settings that cannot be used as given."""
 
 
+class ChangedDataError(InputError):
+    """Data that were read again and differ from what was read first; the message says what may change them."""
+
+
 class NetworkError(ValueError):
     """A network that is not a deterministic function of its weights and of each example on its own."""
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from dnn2gp.features import FeatureMap, GradientFeatures, NetworkFeatures, StackedFeatures
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
-from dnn2gp.network.inputs import Inputs, concatenate, num_examples, same_form, take
+from dnn2gp.network.inputs import Inputs, num_examples, same_form, take
+from dnn2gp.network.views import joined
 from dnn2gp.support.errors import InputError, NotFiniteError
 from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.randomness import normal
@@ -192,7 +193,7 @@ class Expansion:
             )
         return replace(
             self,
-            inputs=concatenate([self.inputs, other.inputs]),
+            inputs=joined([self.inputs, other.inputs]),
             residual=torch.cat([self.residual, other.residual]),
             root=torch.cat([self.root, other.root]),
             log_likelihood=self.log_likelihood + other.log_likelihood,

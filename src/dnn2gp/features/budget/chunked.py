@@ -16,7 +16,17 @@ from dnn2gp.features.budget.plan import MADE, MemoryTrial, Work
 from dnn2gp.features.checks import Cotangents
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.knowledge import Knowledge
-from dnn2gp.network.inputs import Inputs, differentiable, leaves, num_examples, take
+from dnn2gp.network.inputs import (
+    Inputs,
+    differentiable,
+    example_of,
+    first_few,
+    in_parts,
+    leaves,
+    most_at_once,
+    num_examples,
+    take,
+)
 from dnn2gp.support.allocator import give_back, sparing
 from dnn2gp.support.memory import chunks, default_budget, held, require, room
 from dnn2gp.support.progress import track
@@ -89,7 +99,7 @@ class Chunked(ABC):
         need = self.need(inputs, rows, work).plus(fixed, extra)
         require(need(self.fewest), budget, what, FEWER)
         give_back(budget)
-        return max(1, min(num_examples(inputs), need.most(room(budget, fixed)), self.streamed_chunk(inputs, rows)))
+        return max(1, min(most_at_once(inputs), need.most(room(budget, fixed)), self.streamed_chunk(inputs, rows)))
 
     def need(self, inputs: Inputs, num_rows: int, work: Work = MADE) -> Peak:
         """The memory that n examples need while their factors with R rows are made and used."""
@@ -135,8 +145,10 @@ class Chunked(ABC):
         return Measured(need if tried == num_rows else need.times(num_rows / tried), kept)  # more than each row adds
 
     def _trial(self, inputs: Inputs, num_rows: int, apart: bool) -> MemoryTrial:
+        three = first_few(inputs, MORE)
+
         def make(count: int) -> Factors:
-            some = take(inputs, torch.arange(count, device="cpu") % num_examples(inputs))
+            some = take(three, torch.arange(count, device="cpu"))
             return self.factors(some, self.anchor.new_ones(count, self.num_outputs, num_rows), apart=apart)
 
         return MemoryTrial.of(make)
@@ -154,9 +166,11 @@ class Chunked(ABC):
     ) -> Iterator[tuple[slice, Factors]]:
         given = isinstance(cotangents, Tensor)
         size = self.chunk(inputs, cotangents.shape[2] if given else None, work, fixed=fixed, extra=extra)
-        for part in sparing(track(list(chunks(num_examples(inputs), size)), work.name), self.budget()):
+        parts = list(chunks(num_examples(inputs), size))
+        for part, some in sparing(track(in_parts(inputs, parts), work.name, len(parts)), self.budget()):
             own = cotangents[part] if given else cotangents
-            factors = self.factors(take(inputs, part), own, apart=work.apart)
+            factors = self.factors(some, own, apart=work.apart)
+            del some
             give_back(self.budget())  # what was needed to compute them
             yield part, factors
             del factors
@@ -195,4 +209,4 @@ def joined(parts: Iterable[Tensor], count: int) -> Tensor:
 
 def form(inputs: Inputs) -> tuple[tuple[torch.Size, torch.dtype], ...]:
     """The shape and dtype of one example of each tensor: what a network may treat differently."""
-    return tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves(inputs))
+    return tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves(example_of(inputs)))

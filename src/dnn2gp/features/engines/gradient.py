@@ -10,7 +10,8 @@ from dnn2gp.features.checks import Cotangents, resolved
 from dnn2gp.features.engines.network_features import NetworkFeatures
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.feature_map import FeatureMap
-from dnn2gp.network.inputs import Inputs, leaves
+from dnn2gp.network.inputs import Inputs, OnDemand, example_of, leaves, rebuilt
+from dnn2gp.network.views import Beside
 
 
 class GradientFeatures(FeatureMap):
@@ -27,9 +28,9 @@ class GradientFeatures(FeatureMap):
         self.form = form
 
     @staticmethod
-    def pair(inputs: Inputs, residual: Float[Tensor, "N K"]) -> tuple[Tensor, ...]:
+    def pair(inputs: Inputs, residual: Float[Tensor, "N K"]) -> Inputs:
         """(x, r_w(x, y)) as one set of inputs."""
-        return (*leaves(inputs), residual)
+        return Beside(inputs, residual) if isinstance(inputs, OnDemand) else (*leaves(inputs), residual)
 
     def outputs(self, inputs: Inputs) -> Float[Tensor, "N K"]:
         """f_w(x) of each pair's x."""
@@ -73,11 +74,11 @@ class GradientFeatures(FeatureMap):
     def pair_operations(self, inputs: Inputs, left_rows: int, right_rows: int, *, trace: bool = False) -> float:
         return self.jacobian_features.pair_operations(self.examples(inputs), left_rows, right_rows, trace=trace)
 
+    @staticmethod
+    def residual(inputs: Inputs) -> Float[Tensor, "N K"]:
+        """r_w(x, y) of each pair."""
+        return inputs.column if isinstance(inputs, Beside) else leaves(inputs)[-1]
+
     def examples(self, inputs: Inputs) -> Inputs:
         """x of each pair, packed as the network takes it."""
-        xs = leaves(inputs)[:-1]
-        if isinstance(self.form, Tensor):
-            return xs[0]
-        if isinstance(self.form, dict):
-            return dict(zip(self.form, xs, strict=True))
-        return type(self.form)(xs)
+        return inputs.inputs if isinstance(inputs, Beside) else rebuilt(leaves(inputs)[:-1], example_of(self.form))

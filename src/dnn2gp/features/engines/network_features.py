@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from dnn2gp.features.budget.chunked import FEWER, form, joined
-from dnn2gp.features.budget.peak import Peak, peak_of
+from dnn2gp.features.budget.peak import MORE, Peak, peak_of
 from dnn2gp.features.budget.plan import MemoryTrial
 from dnn2gp.features.checks import check_cotangents, check_vectors
 from dnn2gp.features.engines.changed_gradients import REENTRANT, check_linear, derivatives_watched
@@ -21,7 +21,17 @@ from dnn2gp.features.engines.plain_passes import attempt, close, curved, probe_v
 from dnn2gp.features.feature_map import FeatureMap
 from dnn2gp.features.knowledge import Knowledge
 from dnn2gp.network import Network
-from dnn2gp.network.inputs import Inputs, check_inputs, differentiable, map_inputs, num_examples, take
+from dnn2gp.network.inputs import (
+    Inputs,
+    check_inputs,
+    detached,
+    differentiable,
+    first_few,
+    in_parts,
+    most_at_once,
+    num_examples,
+    take,
+)
 from dnn2gp.support.allocator import give_back, sparing
 from dnn2gp.support.errors import NetworkError
 from dnn2gp.support.memory import check_budget, chunks, require, room
@@ -29,8 +39,9 @@ from dnn2gp.support.memory import check_budget, chunks, require, room
 Engine = TypeVar("Engine", bound="NetworkFeatures")
 # The most examples in one plain forward or backward pass, as in training: no Jacobian is formed there.
 _PASS = 512
-# The examples on which derivatives are checked.
+# The examples on which derivatives are checked, and those of which at least one must have some.
 _FEW = 3
+_LOOKED_AT = 32
 # How much more memory a pass takes than its tensors: what one layer frees, malloc often cannot give to the next.
 _SLACK = 2.0
 # How many times more than that of numbers of the usual size rounding may be for new inputs: it grows with their size.
@@ -63,7 +74,7 @@ class NetworkFeatures(FeatureMap):
         self.num_weights, self.num_outputs = network.num_weights, network.num_outputs
         self.memory_budget = check_budget(memory_budget)
         self.knowledge = Knowledge()
-        inputs = map_inputs(torch.Tensor.detach, inputs)
+        inputs = detached(take(inputs, slice(0, _LOOKED_AT)))
         if not self._first_gradient(inputs).any() and must_move:
             self._check_dependence(inputs)
         self.rounding_scale = self._check_company(inputs)
@@ -100,7 +111,7 @@ class NetworkFeatures(FeatureMap):
         with torch.set_grad_enabled(differentiable(inputs)):
             size = num_examples(inputs) * self.num_outputs * self.anchor.element_size()
             passes = self._passes(inputs, self._forward, 2 * size)
-            return joined((self._forward(take(inputs, part)) for part in passes), num_examples(inputs))
+            return joined(_each(self._forward, passes), num_examples(inputs))
 
     @torch.inference_mode(False)
     def jvp(self, inputs: Inputs, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "N K S"]:
@@ -119,7 +130,7 @@ class NetworkFeatures(FeatureMap):
 
         held = 2 * num_examples(inputs) * self.num_outputs * vectors.shape[1] * self.anchor.element_size()
         passes = self._forward_mode_passes(inputs, held)
-        return joined((all_pushed(take(inputs, part)) for part in passes), num_examples(inputs))
+        return joined(_each(all_pushed, passes), num_examples(inputs))
 
     @torch.inference_mode(False)
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N K S"]) -> Float[Tensor, "P S"]:
@@ -128,8 +139,9 @@ class NetworkFeatures(FeatureMap):
         if cotangents.shape[-1] > 2 * self.num_outputs or differentiable(inputs):
             return super().vjp(inputs, cotangents.to(self.anchor.dtype))
         total = self.anchor.new_zeros(self.num_weights, cotangents.shape[-1])
-        for part in self._passes(inputs, self._pull_ones, 3 * total.nbytes):
-            total += pulled(self.network, self.anchor, take(inputs, part), cotangents[part])
+        for part, own in self._passes(inputs, self._pull_ones, 3 * total.nbytes):
+            total += pulled(self.network, self.anchor, own, cotangents[part])
+            del own
         return total
 
     @torch.inference_mode(False)
@@ -143,19 +155,20 @@ class NetworkFeatures(FeatureMap):
             return curved(self.network, self.anchor, few, ones, vectors[:, :1])
 
         total = torch.zeros_like(vectors)
-        for part in self._passes(inputs, curved_by_ones, 3 * total.nbytes, "second derivatives"):
-            total += curved(self.network, self.anchor, take(inputs, part), residual[part], vectors)
+        for part, own in self._passes(inputs, curved_by_ones, 3 * total.nbytes, "second derivatives"):
+            total += curved(self.network, self.anchor, own, residual[part], vectors)
+            del own
         return total
 
     def _passes(
         self, inputs: Inputs, work: Callable[[Inputs], object], held: int = 0, name: str = ""
-    ) -> Iterator[slice]:
+    ) -> Iterator[tuple[slice, Inputs]]:
         """Batches for plain passes such as `work` that stay within the budget together with `held` bytes."""
         if num_examples(inputs) == 1:
-            return chunks(1, 1)
+            return in_parts(inputs, [slice(0, 1)])
         return self._batches(inputs, self._pass_need(inputs, work, name), held)
 
-    def _forward_mode_passes(self, inputs: Inputs, held: int) -> Iterator[slice]:
+    def _forward_mode_passes(self, inputs: Inputs, held: int) -> Iterator[tuple[slice, Inputs]]:
         """Batches for passes in forward mode, which cannot be watched while they run.
 
         Inside a dispatch mode, torch crashes in the forward mode of some functions (addcmul and addcdiv with value=).
@@ -163,7 +176,7 @@ class NetworkFeatures(FeatureMap):
         needs, or what a backward pass needs, whichever is more.
         """
         if num_examples(inputs) == 1:
-            return chunks(1, 1)
+            return in_parts(inputs, [slice(0, 1)])
         with torch.no_grad():
             forward = self._pass_need(inputs, self._forward, "forward").times(3.0)
         backward = self._pass_need(inputs, self._pull_ones)
@@ -172,18 +185,21 @@ class NetworkFeatures(FeatureMap):
     @torch.inference_mode(False)
     def _pass_need(self, inputs: Inputs, work: Callable[[Inputs], object], name: str = "") -> Peak:
         """The memory of a pass such as `work` through n examples."""
-        key, count = ("pass", name or work.__name__, self.kind(inputs)), num_examples(inputs)
-        return self.knowledge.find(
-            key, lambda: peak_of(lambda few: work(take(inputs, torch.arange(few, device="cpu") % count)))
-        )
 
-    def _batches(self, inputs: Inputs, need: Peak, held: int) -> Iterator[slice]:
+        def measure() -> Peak:
+            three = first_few(inputs, MORE)
+            return peak_of(lambda few: work(take(three, torch.arange(few, device="cpu"))))
+
+        return self.knowledge.find(("pass", name or work.__name__, self.kind(inputs)), measure)
+
+    def _batches(self, inputs: Inputs, need: Peak, held: int) -> Iterator[tuple[slice, Inputs]]:
         """As many examples at a time as fit into the budget together with `held` bytes."""
         budget, what = self.budget(), "A pass of a single example through the network"
         require(need.plus(held)(1), budget, f"{what}, with the result," if held else what, FEWER)
         give_back(budget)
         most = need.times(_SLACK).plus(held).most(room(budget, held))
-        return sparing(chunks(num_examples(inputs), max(1, min(most, _PASS))), budget)
+        size = max(1, min(most, _PASS, most_at_once(inputs)))
+        return sparing(in_parts(inputs, list(chunks(num_examples(inputs), size))), budget)
 
     @contextmanager
     def unchecked(self) -> Iterator[None]:
@@ -254,8 +270,7 @@ class NetworkFeatures(FeatureMap):
         """
         inputs = self.network.check_inputs(check_inputs(inputs), keep_graph=True)
         if num_examples(inputs) > 1 and not self.network.separate:
-            apart = map_inputs(torch.Tensor.detach, inputs)
-            self.network.check_company(apart, self.outputs, self.rounding_scale, _NEW)
+            self.network.check_company(detached(inputs), self.outputs, self.rounding_scale, _NEW)
         return inputs
 
     @torch.inference_mode(False)
@@ -280,10 +295,21 @@ class NetworkFeatures(FeatureMap):
 
     def _check_dependence(self, inputs: Inputs) -> None:
         """Reject a network whose outputs do not depend on any weight (rounding in forward, dead units)."""
-        few = take(inputs, slice(0, 32))
-        if not self.vjp(few, self.anchor.new_ones(num_examples(few), self.num_outputs, 1)).any():
+        if not self.vjp(inputs, self.anchor.new_ones(num_examples(inputs), self.num_outputs, 1)).any():
             raise NetworkError(
                 "network: no trainable weight changes the outputs: all derivatives are zero on the first examples. "
                 "Look for (a) round(), sign() or argmax in forward, (b) units that are all dead, (c) layers frozen "
                 "by mistake."
             )
+
+
+def _each(work: Callable[[Inputs], Tensor], passes: Iterator[tuple[slice, Inputs]]) -> Iterator[Tensor]:
+    """The result of the work for each batch."""
+    try:
+        for _, own in passes:
+            result = work(own)
+            del own
+            yield result
+            del result
+    finally:
+        passes.close()  # pyright: ignore[reportAttributeAccessIssue]

@@ -14,7 +14,7 @@ from torch.func import jvp
 
 from dnn2gp.network import Network
 from dnn2gp.network.eval_mode import differentiable_attention
-from dnn2gp.network.inputs import Inputs, map_inputs, num_examples, take
+from dnn2gp.network.inputs import Inputs, detached, first_few
 
 WARNING_FILTERS = RLock()
 """Python's warning filters belong to the process: one thread at a time changes and restores them."""
@@ -100,7 +100,7 @@ def curved(
 
 def probed(inputs: Inputs) -> Inputs:
     """The examples on which a faster way is compared with plain passes: several, as in the work itself."""
-    return map_inputs(Tensor.detach, take(inputs, torch.arange(3, device="cpu") % num_examples(inputs)))
+    return detached(first_few(inputs, 3))
 
 
 def probe_vectors(

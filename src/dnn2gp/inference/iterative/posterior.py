@@ -18,7 +18,7 @@ from dnn2gp.inference.iterative.report import Report
 from dnn2gp.inference.iterative.samples import Nystrom, Samples
 from dnn2gp.inference.iterative.solve import solve
 from dnn2gp.inference.linear_model import LinearModel
-from dnn2gp.network.inputs import Inputs, num_examples, take
+from dnn2gp.network.inputs import Inputs, in_parts, num_examples, take
 from dnn2gp.support.errors import InputError, NotConvergedError
 from dnn2gp.support.memory import chunks
 from dnn2gp.weights.expansion import Expansion
@@ -117,8 +117,9 @@ class IterativePosterior(Posterior):
     def _rescaled(self, features: FeatureMap, inputs: Inputs) -> Float[Tensor, "N K S"]:
         """Jθ / √S, multiplied by V^{½} Ŝ^{−½} of each input."""
         found = []
-        for part in chunks(num_examples(inputs), self.chunk(features, inputs)):
-            wide = features.factors(take(inputs, part)).to(torch.float64)
+        parts = list(chunks(num_examples(inputs), self.chunk(features, inputs)))
+        for _, some in in_parts(inputs, parts):
+            wide = features.factors(some).to(torch.float64)
             pushed = self._pushed(wide, self.samples.own) / self.num_samples**0.5
             root = torch.linalg.cholesky(self.marginal(wide))
             own = torch.linalg.cholesky(pushed @ pushed.mT)

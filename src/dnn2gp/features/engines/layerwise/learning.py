@@ -15,7 +15,7 @@ from dnn2gp.features.engines.layerwise.uses import Uses, find_uses
 from dnn2gp.features.engines.plain_passes import attempt, pulled
 from dnn2gp.features.factors import Factors
 from dnn2gp.network import Network
-from dnn2gp.network.inputs import Inputs, map_inputs, num_examples, take
+from dnn2gp.network.inputs import Inputs, detached, first_few, map_inputs, take
 
 _COTANGENTS = 2
 
@@ -37,7 +37,7 @@ class Learner:
     def __init__(self, network: Network, anchor: Float[Tensor, " P"], inputs: Inputs) -> None:
         """The first three of `inputs`, repeated if there are fewer."""
         self._network, self._anchor, self._ranges = network, anchor, network.layout.ranges
-        self.three = map_inputs(torch.Tensor.detach, take(inputs, torch.arange(3, device="cpu") % num_examples(inputs)))
+        self.three = detached(first_few(inputs, 3))
 
     def learn(self) -> Lesson:
         """Find the uses of the weights and where the examples are in them."""
