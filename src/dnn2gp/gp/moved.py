@@ -70,8 +70,7 @@ def units_of(likelihood: Likelihood) -> str:
 
 def spread(expansion: Expansion, count: int) -> tuple[Tensor, Expansion]:
     """At most `count` examples, evenly spread over the data: their indices and their sites."""
-    count = min(count, expansion.num_examples)
-    index = torch.linspace(0, expansion.num_examples - 1, count, device=expansion.root.device).round().long()
+    index = expansion.spread(count)
     return index, expansion.subset(index)
 
 
