@@ -96,8 +96,8 @@ def convert(
     expansion        Expansion.gauss_newton, or Expansion.empirical_fisher for gradient features
     memory_budget    in bytes; by default half of the free memory
     progress         whether to show progress bars
-    processes        Processes(): the processes that share the examples, e.g. those that torchrun has started. All of them
-                     call convert with the same arguments, and get the same GP
+    processes        Processes(): the processes that share the examples, e.g. those that torchrun has started. All of
+                     them call convert with the same arguments, and get the same GP
     """
     team = team_of(processes)
     with team.together(), show_progress(progress and team.rank == 0), anomalies_explained():

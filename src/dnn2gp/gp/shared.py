@@ -48,7 +48,7 @@ def check_same(team: Team, function: Network, data: Data, likelihood: Likelihood
 
 
 def shared_budget(team: Team, memory_budget: int | float | None) -> int | float | None:
-    """The memory budget of each process: the smallest one, and by default that of a machine divided by its processes."""
+    """The memory budget of each process, the same for all: by default, processes on one machine share that of one."""
     if not isinstance(team, Processes):
         return memory_budget
     own = check_budget(memory_budget) or default_budget() // team.on_this_machine

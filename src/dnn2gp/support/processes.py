@@ -49,7 +49,7 @@ class Team(ABC):
         """
 
     @abstractmethod
-    def largest(self, own: float) -> float:
+    def largest(self, own: int | float) -> float:
         """The largest number of all processes."""
 
     @abstractmethod
@@ -64,11 +64,11 @@ class Team(ABC):
     def together(self) -> Any:
         """A context for work that all processes do at the same time: if it fails in one, it fails in all of them."""
 
-    def total(self, own: float) -> float:
+    @abstractmethod
+    def total(self, own: int | float) -> float:
         """Σ of the numbers of all processes, in float64."""
-        return self.sum(torch.tensor(own, dtype=torch.float64)).item()
 
-    def smallest(self, own: float) -> float:
+    def smallest(self, own: int | float) -> float:
         """The smallest number of all processes."""
         return -self.largest(-own)
 
@@ -95,8 +95,11 @@ class Alone(Team):
     def sum(self, own: Tensor, of: Tensor | None = None) -> Tensor:
         return own
 
-    def largest(self, own: float) -> float:
-        return own
+    def largest(self, own: int | float) -> float:
+        return float(own)
+
+    def total(self, own: int | float) -> float:
+        return float(own)
 
     def gathered(self, own: Tensor) -> Tensor:
         return own
@@ -117,7 +120,7 @@ class Traffic:
     """What a process has exchanged with the others."""
 
     sums: int = 0
-    """Sums over all examples, of tensors rather than single numbers: about one per pass over the data."""
+    """Sums of tensors over all examples: one per pass over the data."""
     exchanges: int = 0
     """Exchanges of every kind."""
     bytes: int = 0
@@ -143,7 +146,7 @@ class Processes(Team):
     split: bool = True
     """Whether every process passes all data and takes its share of them; otherwise, the data that a process passes are
     its share."""
-    timeout: float = 600.0
+    timeout: int | float = 600
     """The most seconds that a process waits for the slowest one. One that ends is noticed at once."""
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
     """What this process has sent so far."""
@@ -178,11 +181,14 @@ class Processes(Team):
         self._meet(_SUM, own.numel(), 0.0 if of is None else torch.sum(of, dtype=torch.float64).item())
         sent = own.detach().to(self._device).contiguous()
         self._run(lambda: dist.all_reduce(sent, group=self.group, async_op=True), self._ring(sent))
-        self.traffic.sums += own.ndim > 0
+        self.traffic.sums += 1
         return own if sent.data_ptr() == own.data_ptr() else own.copy_(sent)
 
-    def largest(self, own: float) -> float:
-        return self._meet(_LARGEST, 1, 0.0, own).max().item()
+    def largest(self, own: int | float) -> float:
+        return self._meet(_LARGEST, 1, 0.0, float(own)).max().item()
+
+    def total(self, own: int | float) -> float:
+        return self._meet(_SUM, 1, 0.0, float(own)).sum().item()
 
     def gathered(self, own: Tensor) -> Tensor:
         lengths = self._meet(_GATHER, own.shape[1:].numel(), 0.0, float(len(own))).long().tolist()
