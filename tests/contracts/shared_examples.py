@@ -185,14 +185,12 @@ def steps(processes: Processes | None) -> dict[str, Answers]:
         module = network(3)
         optimizer = kind(module, CategoricalLikelihood(), N, steps=3, processes=processes)
         losses = [optimizer.step(x[part], y[part]).loss for part in (slice(0, 7), slice(7, 14), slice(14, N))]
-        state = optimizer.snapshot()
+        state, own = optimizer.snapshot(), optimizer.gaussian_process((x[:5], y[:5]), generator=seeded())
         found[kind.__name__] = {
             "mean": state.mean,
             "precision": state.precision.diagonal(),
             "losses": torch.tensor(losses, dtype=torch.float64),
-            "gp": optimizer.gaussian_process((x[:5], y[:5]), generator=seeded())
-            .predict(test_inputs())
-            .latent_covariance,
+            "gp": own.predict(test_inputs()).latent_covariance,
         }
     return found
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,18 @@ def test_an_error_in_one_process_is_one_in_all(two: Found) -> None:
     assert first.startswith("ProcessError")
     assert "process 1 has failed" in first
     assert second.startswith("InputError")
+
+
+def test_the_example_prints_the_same_under_torchrun(tmp_path: Path) -> None:
+    script = SCRIPT.parents[2] / "examples" / "several_processes.py"
+    alone = forked.run([script, "--smoke"], cwd=tmp_path).stdout.splitlines()
+    launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, "--smoke"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(dnn2gp.__file__).parents[1])}
+    ended = subprocess.run(launched, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    printed = ended.stdout.splitlines()
+    assert [line for line in printed if not line.startswith("[")] == alone
+    assert sum(line.startswith("[process ") for line in printed) == 2
 
 
 def test_a_process_that_does_not_come_is_an_error(two: Found) -> None:
