@@ -31,16 +31,16 @@ def main() -> None:
     processes = started()
     first = processes is None or processes.rank == 0
     train, test = digits(300 if smoke else 1200)
-    network = trained(train, 30 if smoke else 300, processes)
-    method = Iterative(rank=64 if smoke else 256, samples=16 if smoke else 64)
+    network = trained(train, 10 if smoke else 300, processes)
+    method = Iterative(rank=32 if smoke else 256, samples=8 if smoke else 64)
     if not first:
         warnings.simplefilter("ignore")  # the others have the same warnings
     gp = convert(network, train, CategoricalLikelihood(), inference=method, processes=processes, progress=not smoke)
     evidence, left_out = gp.evidence(), gp.leave_one_out()  # in all processes: these need the data of the others
     if first:  # predictions do not
         probabilities = gp.predict(test[0]).probabilities
-        print(f"log evidence {evidence.value:.4f}, leave-one-out NLL {left_out.nll:.5f}")
-        print(f"test accuracy {accuracy(probabilities, test[1]):.3f}, test NLL {nll(probabilities, test[1]):.5f}")
+        print(f"log evidence {evidence.value:.2f}, leave-one-out NLL {left_out.nll:.3f}")
+        print(f"test accuracy {accuracy(probabilities, test[1]):.3f}, test NLL {nll(probabilities, test[1]):.3f}")
     if processes is not None:
         traffic = processes.traffic
         sizes = f"{traffic.sums} sums over the data, {traffic.bytes / 1e6:.1f} MB sent, {traffic.seconds:.1f} s"

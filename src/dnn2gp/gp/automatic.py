@@ -137,8 +137,9 @@ class _LeaveOneOut:
         left, first_order = _left_out(few, latent, mode)
         assert few.targets is not None
         network = few.features.outputs(few.inputs).double()
-        found = few.targets, f + left.shift, left.covariance, f, network
-        return _LeaveOneOut(own, *(few.team.gathered(each) for each in found), first_order)
+        found = f + left.shift, left.covariance, f, network
+        mean, covariance, f, network = (few.team.gathered(each) for each in found)
+        return _LeaveOneOut(own, few.team.gathered(few.targets), mean, covariance, f, network, first_order)
 
     def best(self, *, sharper: bool = True) -> Chosen:
         """The calibration with the smallest leave-one-out NLL."""
