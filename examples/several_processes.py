@@ -32,7 +32,7 @@ def main() -> None:
     first = processes is None or processes.rank == 0
     train, test = digits(300 if smoke else 1200)
     network = trained(train, 10 if smoke else 300, processes)
-    method = Iterative(rank=32 if smoke else 256, samples=8 if smoke else 64)
+    method = Iterative(rank=64 if smoke else 256, samples=32 if smoke else 64)
     if not first:
         warnings.simplefilter("ignore")  # the others have the same warnings
     gp = convert(network, train, CategoricalLikelihood(), inference=method, processes=processes, progress=not smoke)
