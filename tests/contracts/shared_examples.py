@@ -134,6 +134,7 @@ def classifiers(processes: Processes | None) -> dict[str, Answers]:
         found[name] = of_gp(gp) if name != "fisher" else {"mean": gp.predict(test_inputs()).latent_covariance}
         if name == "mode":
             found[name] |= of_diagnosis(gp)
+            found[name]["outliers"] = torch.tensor(gp.outlier_threshold(), dtype=torch.float64)
             found[name]["calibrated"] = torch.tensor(gp.calibrated().calibration.scale, dtype=torch.float64)
     return found
 

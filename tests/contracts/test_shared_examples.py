@@ -54,7 +54,8 @@ def one() -> dict[str, shared_examples.Answers]:
 
 
 def test_answers_are_those_of_one_process(several: tuple[Found, Path], one: dict[str, shared_examples.Answers]) -> None:
-    tolerances = {"iterative": 1e-8, "iterative regression": 1e-8, "small noise": 1e-6, "kronecker regression": 1e-7}
+    exact = dict.fromkeys(("mode", "blocks", "own noise", "VOGN", "OGN", "VOGGN"), 1e-10)
+    tolerances = {**exact, "small noise": 1e-6}  # others have a δ that a search has found
     for found in several[0]:
         answers = found["answers"]
         assert len(answers) >= 10
@@ -63,7 +64,7 @@ def test_answers_are_those_of_one_process(several: tuple[Found, Path], one: dict
             assert answers[case].keys() == expected.keys()
             for name, value in expected.items():
                 gap = (answers[case][name].double() - value.double()).abs().max()
-                allowed = tolerances.get(case, 1e-9) * value.double().abs().max()
+                allowed = tolerances.get(case, 1e-7) * value.double().abs().max()
                 assert gap <= allowed, f"{case}, {name}: {gap:.2g} > {allowed:.2g}"
 
 

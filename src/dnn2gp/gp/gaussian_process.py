@@ -89,8 +89,11 @@ class GaussianProcess:
 
     @property
     def team(self) -> Team:
-        """The processes that share the training examples. Whatever needs these must be called in all of them:
-        `evidence`, `leave_one_out`, `calibrated`, `save` and `diagnose`. Predictions need nothing from the others."""
+        """The processes that share the training examples.
+
+        Whatever needs these must be called in all of them: `evidence`, `leave_one_out`, `calibrated`, `save`, `diagnose`
+        and so on. Predictions need nothing from the others.
+        """
         return self.features.team
 
     @property
