@@ -91,8 +91,8 @@ class GaussianProcess:
     def team(self) -> Team:
         """The processes that share the training examples.
 
-        Whatever needs these must be called in all of them: `evidence`, `leave_one_out`, `calibrated`, `save`, `diagnose`
-        and so on. Predictions need nothing from the others.
+        Whatever needs these must be called in all of them: `evidence`, `leave_one_out`, `calibrated`, `save`,
+        `diagnose` and so on. Predictions need nothing from the others.
         """
         return self.features.team
 
