@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dnn2gp import tune
     from dnn2gp.evidence import Evidence
-    from dnn2gp.gp import ByEvidence, GaussianProcess, convert, diagnose, load, save
+    from dnn2gp.gp import ByEvidence, GaussianProcess, Processes, convert, diagnose, load, save
     from dnn2gp.inference import (
         Calibration,
         FunctionSpace,
@@ -64,6 +64,7 @@ __all__ = [  # noqa: RUF022 (grouped as the paper is: model and data, A, B, C, r
     "GaussNewtonStep",
     "Calibration",
     "ByEvidence",
+    "Processes",
     "GaussianProcess",
     "Kernel",
     "Predictive",

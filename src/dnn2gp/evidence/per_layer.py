@@ -107,4 +107,5 @@ class _Misfit:
             return _Misfit(expansion.log_likelihood.item(), torch.zeros(1, dtype=torch.float64), 0)
         white = expansion.white_residual()
         misfits = white.reshape(-1, groups).square().sum(0) if groups > 1 else white.square().sum()[None]
+        misfits = expansion.team.sum(misfits)
         return _Misfit(expansion.site_constant(), misfits, expansion.num_sites // groups)

@@ -162,8 +162,7 @@ class UncorrectedNoise(Noise):
     @staticmethod
     def of(expansion: Expansion) -> UncorrectedNoise:
         """From the residuals."""
-        misfit = expansion.white_residual().square().sum().item()
-        return UncorrectedNoise(expansion.site_constant(), misfit, expansion.num_sites)
+        return UncorrectedNoise(expansion.site_constant(), expansion.misfit(), expansion.num_sites)
 
     def evidence(self, spectrum: Spectrum, c: Float[Tensor, "*S"], s: Float[Tensor, "*S"]) -> Tensor:
         """log p(D|w) − ½ c wᵀV⁻¹w − ½ Σᵢ log(1 + λᵢ / (c s²))."""

@@ -139,11 +139,13 @@ def _sigma_gradient(posterior: Posterior, likelihood: Likelihood) -> Tensor | No
     variances = latent.covariance.diagonal(dim1=1, dim2=2).double()
     by_precision = 0.5 * (precision.reciprocal() - misfit.square() - variances)
     by_sigma = by_precision * -2 * precision**1.5
-    return by_sigma.sum_to_size(likelihood.sigma.shape)
+    found = by_sigma.sum_to_size(likelihood.sigma.shape)
+    return found if likelihood.per_example else expansion.team.sum(found)
 
 
 def _made_by(likelihood: GaussianLikelihood, expansion: Expansion) -> bool:
     """Whether the sites of all the data have the noise of this likelihood (which does not depend on f)."""
-    if likelihood.per_example and len(likelihood.sigma) != expansion.num_examples:
+    if likelihood.per_example and len(likelihood.sigma) != len(expansion.root):
         return False
-    return torch.equal(likelihood.noise_precision_root(torch.zeros_like(expansion.residual)), expansion.root)
+    same = torch.equal(likelihood.noise_precision_root(torch.zeros_like(expansion.residual)), expansion.root)
+    return expansion.team.smallest(float(same)) == 1

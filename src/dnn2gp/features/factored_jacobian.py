@@ -53,6 +53,9 @@ class FactoredJacobian:
     image for LeNet-5, whose Jacobian has 444 thousand); otherwise they are computed again, chunk by chunk, each time.
     They are stored in the form used in products, with V^{½} and in their dtype, so that this is done once; where
     that does not fit, because V^{½} mixes weights or the dtype is wider, they are kept without it.
+
+    If several processes share the examples (`FeatureMap.team`), M counts those of this process: Φv and Φ itself are its
+    rows, whereas Φᵀu and ΦᵀΦv are the sums over the rows of all of them.
     """
 
     def __init__(
@@ -190,10 +193,10 @@ class FactoredJacobian:
             total = torch.zeros(self.shape[1], sites.shape[1], dtype=self.dtype, device=self.device)
             for part, block in self.blocks():
                 total += block.pull(shaped[part])
-            return total
+            return self.features.team.sum(total)
         mixed = shaped if self.root is None else self.root @ shaped.to(self.root.dtype)
-        pulled = self.features.vjp(self.inputs, mixed)
-        return self.precision.whiten(pulled.T.to(self.dtype)).T
+        pulled = self.features.own_vjp(self.inputs, mixed)
+        return self.features.team.sum(self.precision.whiten(pulled.T.to(self.dtype)).T)
 
     def curvature(
         self, vectors: Float[Tensor, "P S"], root: Float[Tensor, "N R Q"] | None = None
@@ -210,7 +213,7 @@ class FactoredJacobian:
                 sites = own @ (own.mT @ sites)
             total += block.pull(sites)
             del sites
-        return total
+        return self.features.team.sum(total, of=vectors)
 
     def joined(self, other: FactoredJacobian) -> KeptFactors | None:
         """The kept factors of both data sets with the same V, if both are kept."""

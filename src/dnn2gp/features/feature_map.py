@@ -4,12 +4,17 @@ A feature map says what SᵀJ is for a few examples, by blocks (`factors`). Ever
 it that are as large as the memory budget allows (`budget/chunked.py`), and kernels in `kernels.py`.
 
     J     rows of all examples, (N·Q) × P          Σ = precision⁻¹     a covariance of the weights
+
+A sum over examples (vjp, the GGN and its parts) is a sum over those of all processes of the `team`; everything else is
+about the inputs that are passed.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from copy import copy
+from typing import TypeVar, final
 
 import torch
 from jaxtyping import Float
@@ -26,10 +31,22 @@ from dnn2gp.features.whitener import Unit, Whitener
 from dnn2gp.network.inputs import Inputs, check_inputs, in_parts, num_examples
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import chunks
+from dnn2gp.support.processes import ALONE, Team
+
+Map = TypeVar("Map", bound="FeatureMap")
 
 
 class FeatureMap(Kernels):
     """φ at a fixed anchor w. Q is the number of feature columns of an example (K for the Jacobian)."""
+
+    team: Team = ALONE
+    """The processes that share the examples."""
+
+    def of_team(self: Map, team: Team) -> Map:
+        """The same features, for examples that these processes share."""
+        found = copy(self)
+        found.team = team
+        return found
 
     def check(self, inputs: Inputs) -> Inputs:
         """These inputs, or an error that says what is wrong with them."""
@@ -87,8 +104,13 @@ class FeatureMap(Kernels):
         held = num_examples(inputs) * self.num_outputs * vectors.shape[1] * self.anchor.element_size()
         return joined(self._used(inputs, work, fixed=2 * held), num_examples(inputs))
 
+    @final
     def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N Q S"]) -> Float[Tensor, "P S"]:
         """Jᵀ U = Σᵢ φ_w(xᵢ) Uᵢ."""
+        return self.team.sum(self.own_vjp(inputs, cotangents))
+
+    def own_vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N Q S"]) -> Float[Tensor, "P S"]:
+        """The part of Jᵀ U that comes from the examples of this process."""
         check_cotangents(cotangents, num_examples(inputs), self.num_outputs)
         count = cotangents.shape[2]
         total = self.anchor.new_zeros(self.num_weights, count)
@@ -105,7 +127,7 @@ class FeatureMap(Kernels):
         for _, factors in self._factors(inputs, _WIDE_ROWS, root, fixed=total.bytes):
             total.add(factors)
             del factors
-        return total.result()
+        return self.team.sum(total.result())
 
     def ggn_diagonal(self, inputs: Inputs, root: Cotangents) -> Float[Tensor, " P"]:
         """diag(Jᵀ Λ J), summed over chunks in float64."""
@@ -113,7 +135,7 @@ class FeatureMap(Kernels):
         total = torch.zeros(self.num_weights, dtype=torch.float64, device=self.anchor.device)
         for squares in self._used(inputs, _SQUARES, root, fixed=total.nbytes):
             total += squares
-        return total
+        return self.team.sum(total)
 
     def squared_gradients(self, inputs: Inputs, cotangents: Float[Tensor, "N Q"]) -> Float[Tensor, " P"]:
         """Σᵢ (φ_w(xᵢ) uᵢ)², elementwise; for u = r, the sum of the squared gradients of the examples (VOGN)."""
@@ -138,6 +160,7 @@ class FeatureMap(Kernels):
             del some
             sums += own
             squares += own_squares
+        sums, squares = self.team.sum(torch.stack([sums, squares])) if self.team.size > 1 else (sums, squares)
         return sums, squares
 
     def ggn_blocks(self, inputs: Inputs, root: Cotangents) -> list[Float[Tensor, "p p"]]:
@@ -150,13 +173,13 @@ class FeatureMap(Kernels):
                 total.addmm_(rows.T, rows)
                 del rows
             del factors
-        return totals
+        return [self.team.sum(total) for total in totals]
 
     def kronecker(self, inputs: Inputs, root: Cotangents) -> list[KroneckerFactors]:
         """The Kronecker factors of Jᵀ Λ J for each layer (KFAC)."""
         inputs = self._checked(inputs, root)
         held = 8 * self.kronecker_numbers(inputs)
-        return kronecker_factors(self._used(inputs, _KRONECKER, root, fixed=held))
+        return kronecker_factors(self._used(inputs, _KRONECKER, root, fixed=held), self.team)
 
     def kronecker_numbers(self, inputs: Inputs) -> int:
         """The number of entries of the Kronecker factors of all layers."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dnn2gp.features.blocks import Block, Lookup, Outer
 from dnn2gp.features.factors import Factors
+from dnn2gp.support.processes import ALONE, Team
 
 
 @dataclass(eq=False)
@@ -40,8 +41,10 @@ def kronecker_sums(factors: Factors) -> list[tuple[KroneckerFactors, int]]:
     return [_of_block(block) for block in factors.blocks]
 
 
-def kronecker_factors(chunks: Iterable[list[tuple[KroneckerFactors, int]]]) -> list[KroneckerFactors]:
-    """The factors of all layers, from the sums of all chunks."""
+def kronecker_factors(
+    chunks: Iterable[list[tuple[KroneckerFactors, int]]], team: Team = ALONE
+) -> list[KroneckerFactors]:
+    """The factors of all layers, from the sums of all chunks of all processes."""
     sums: list[KroneckerFactors] = []
     shares: list[int] = []
     for found in chunks:
@@ -52,9 +55,24 @@ def kronecker_factors(chunks: Iterable[list[tuple[KroneckerFactors, int]]]) -> l
             sums[index].A += factors.A if shares[index] else 0  # A = 1 where the block is dense
             sums[index].G += factors.G
             shares[index] += count
+    if team.size > 1:
+        shares = _summed(team, sums, shares)
     for factors, count in zip(sums, shares, strict=True):
         factors.G /= max(1, count)
     return sums
+
+
+def _summed(team: Team, sums: list[KroneckerFactors], shares: list[int]) -> list[int]:
+    """Add up A, G and the numbers of pairs over the processes, all of them at once; the numbers are returned."""
+    parts = [
+        part for each, count in zip(sums, shares, strict=True) for part in ([each.A, each.G] if count else [each.G])
+    ]
+    counts = sums[0].G.new_tensor(shares)
+    total = team.sum(torch.cat([*(part.flatten() for part in parts), counts]))
+    *found, counts = total.split([*(part.numel() for part in parts), len(shares)])
+    for part, value in zip(parts, found, strict=True):
+        part.copy_(value.reshape(part.shape))
+    return [int(count) for count in counts.tolist()]
 
 
 def _of_block(block: Block) -> tuple[KroneckerFactors, int]:

@@ -12,12 +12,14 @@ from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.leave_one_out import LeaveOneOut
 from dnn2gp.gp.network_samples import sample_network
 from dnn2gp.gp.storage import load, save
+from dnn2gp.support.processes import Processes
 
 __all__ = [
     "ByEvidence",
     "Diagnosis",
     "GaussianProcess",
     "LeaveOneOut",
+    "Processes",
     "convert",
     "convert_step",
     "diagnose",

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -138,7 +137,9 @@ class _LeaveOneOut:
         left, first_order = _left_out(few, latent, mode)
         assert few.targets is not None
         network = few.features.outputs(few.inputs).double()
-        return _LeaveOneOut(own, few.targets, f + left.shift, left.covariance, f, network, first_order)
+        found = f + left.shift, left.covariance, f, network
+        mean, covariance, f, network = (few.team.gathered(each) for each in found)
+        return _LeaveOneOut(own, few.team.gathered(few.targets), mean, covariance, f, network, first_order)
 
     def best(self, *, sharper: bool = True) -> Chosen:
         """The calibration with the smallest leave-one-out NLL."""
@@ -178,15 +179,20 @@ def _left_out(expansion: Expansion, latent: Latent, mode: Posterior) -> tuple[Le
     if mode.solves:
         return left_out(expansion, latent, mode), False
     try:
-        return LeftOut.of(expansion, latent), False
+        found = LeftOut.of(expansion, latent)
     except IllConditionedError:
-        return LeftOut.infinitesimal(expansion, latent), True
+        found = None
+    defined = expansion.team.smallest(float(found is not None)) == 1
+    return (LeftOut.infinitesimal(expansion, latent), True) if found is None or not defined else (found, False)
 
 
 def _some(expansion: Expansion, likelihood: Likelihood) -> tuple[Expansion, Likelihood]:
-    """At most `_EXAMPLES` examples, evenly spread, and their likelihood with the noise of each."""
+    """At most `_EXAMPLES` examples, evenly spread, and their likelihood with the noise of each.
+
+    If several processes share the examples, the likelihood is that of the chosen examples of all processes.
+    """
+    index = expansion.spread(_EXAMPLES)
     if isinstance(likelihood, GaussianLikelihood):
-        likelihood = GaussianLikelihood(expansion.root.diagonal(dim1=1, dim2=2).reciprocal())
-    count = min(_EXAMPLES, expansion.num_examples)
-    index = torch.linspace(0, expansion.num_examples - 1, count, device=expansion.root.device).round().long()
+        noise = expansion.root.diagonal(dim1=1, dim2=2).reciprocal()
+        return expansion.subset(index), GaussianLikelihood(expansion.team.gathered(noise[index]))
     return expansion.subset(index), likelihood.take(index)

@@ -18,6 +18,7 @@ from dnn2gp.inference import Decomposition, Inference, LinearisedMode, LinearMod
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.network.layout import Layout
 from dnn2gp.support.errors import EvidenceWarning, InputError, warn_user
+from dnn2gp.support.processes import ALONE, Team
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.priors import PriorPrecision, expand_precision
@@ -71,6 +72,7 @@ def tune_model(
     targets: Tensor,
     layout: Layout,
     choose: Callable[[LinearModel], Inference],
+    team: Team = ALONE,
 ) -> Tuned | None:
     """The δ and open σ with the largest evidence at these weights; None if both are given. A given one is kept.
 
@@ -85,7 +87,7 @@ def tune_model(
     at = prior_precision.at if isinstance(prior_precision, ByEvidence) else None
     if not by_evidence and not likelihood.is_open:
         return None
-    known = GaussianLikelihood(spread(targets)) if likelihood.is_open else likelihood
+    known = GaussianLikelihood(spread(targets, team)) if likelihood.is_open else likelihood
     expansion = expand(known)
     if isinstance(at, LinearisedMode) and not expansion.quadratic:
         return _at_mode(expansion, known, layout, choose)
@@ -205,7 +207,10 @@ def underfit_words(share: float) -> str:
     )
 
 
-def spread(targets: Tensor) -> float:
+def spread(targets: Tensor, team: Team = ALONE) -> float:
     """The standard deviation of the targets around their means, the unit of an open σ; 1 if they are constant."""
-    found = (targets.double() - targets.double().mean(0)).square().mean().sqrt().item()
+    wide = targets.double()
+    count = team.total(len(wide))
+    gaps = wide - team.sum(wide.sum(0)) / count
+    found = (team.total(gaps.square().sum().item()) / (count * max(1, wide[0].numel()))) ** 0.5
     return found if found > 0 else 1.0

@@ -22,8 +22,9 @@ def warn_if_cautious(posterior: Posterior, likelihood: Likelihood) -> None:
     latent = posterior.latent(few.features, few.inputs)
     found = averages(likelihood, latent.outputs + latent.shift, latent.covariance, _POINTS)
     assert isinstance(found, SoftmaxAverages)
-    confidence = found.probabilities().detach().amax(1).mean().item()
-    right = (found.mean.argmax(1) == few.targets).double().mean().item()
+    confidences, rights = found.probabilities().detach().amax(1), found.mean.argmax(1) == few.targets
+    confidence = few.team.gathered(confidences).mean().item()
+    right = few.team.gathered(rights.double()).mean().item()
     if confidence < right - _MOST:
         warn_user(
             f"Averaged over the exact posterior, the most probable class of the training examples has a probability of "

@@ -16,6 +16,7 @@ from dnn2gp.gp.cautious import warn_if_cautious
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.means import with_mean
 from dnn2gp.gp.moved import warn_if_moved
+from dnn2gp.gp.shared import check_same, own_share, shared_budget, team_of
 from dnn2gp.inference import (
     Decomposition,
     Inference,
@@ -44,6 +45,7 @@ from dnn2gp.support.errors import (
     warn_user,
 )
 from dnn2gp.support.memory import SMALL, check_budget, default_budget, holding, require
+from dnn2gp.support.processes import Processes, Team
 from dnn2gp.support.progress import show_progress
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
@@ -69,6 +71,7 @@ def convert(
     expansion: Callable[..., Expansion] = Expansion.gauss_newton,
     memory_budget: int | float | None = None,
     progress: bool = False,
+    processes: Processes | None = None,
 ) -> GaussianProcess:
     """Turn a trained network into the Gaussian process of Eq. (9).
 
@@ -94,18 +97,24 @@ def convert(
     expansion        Expansion.gauss_newton, or Expansion.empirical_fisher for gradient features
     memory_budget    in bytes; by default half of the free memory
     progress         whether to show progress bars
+    processes        Processes(): the processes that share the examples, e.g. those that torchrun has started. All of
+                     them call convert with the same arguments, and get the same GP
     """
-    likelihood = _checked_likelihood(likelihood).detached()
-    chosen = _Chosen(
-        None if inference is None else Inference.checked("inference", inference),
-        None if structure is None else Structure.checked("structure", structure),
-    )
-    _check_callables(features, expansion)
-    mean = None if mean is None else Mean.checked("mean", mean)
-    with show_progress(progress), anomalies_explained():
-        training = read_data(data, check_budget(memory_budget) or default_budget())
-        function, inputs, targets = _prepared(network, training, likelihood, subset)
-        jacobian = features(function, inputs, memory_budget=memory_budget)
+    team = team_of(processes)
+    with team.together(), show_progress(progress and team.rank == 0), anomalies_explained():
+        likelihood = _checked_likelihood(likelihood).detached()
+        chosen = _Chosen(
+            None if inference is None else Inference.checked("inference", inference),
+            None if structure is None else Structure.checked("structure", structure),
+        )
+        _check_callables(features, expansion)
+        mean = None if mean is None else Mean.checked("mean", mean)
+        settings = prior_precision, mean, validation is None, subset, structure, inference, features, expansion
+        team.agree({"arguments of convert": settings})
+        budget = shared_budget(team, memory_budget)
+        training = read_data(data, check_budget(budget) or default_budget())
+        function, likelihood, inputs, targets = _prepared(network, training, likelihood, subset, team)
+        jacobian = features(function, inputs, memory_budget=budget).of_team(team)
 
         def expand(likelihood: Likelihood) -> Expansion:
             return expansion(jacobian, inputs, targets, likelihood)  # Eq. (5)
@@ -113,7 +122,7 @@ def convert(
         with holding(_data_bytes(jacobian, inputs, targets)), within(jacobian.budget()):
             outputs = function.check_company(inputs, jacobian.outputs, jacobian.rounding_scale)
             _look_at_outputs(outputs, likelihood)
-            tuned = tune_model(expand, likelihood, prior_precision, targets, function.layout, chosen)
+            tuned = tune_model(expand, likelihood, prior_precision, targets, function.layout, chosen, team)
             if tuned is not None:
                 likelihood, prior_precision = tuned.likelihood, tuned.prior_precision
             assert not isinstance(prior_precision, str | ByEvidence | None)
@@ -128,9 +137,11 @@ def convert(
                 warn_if_moved(found.posterior, likelihood, network, None if tuned is None else tuned.words)
                 if mean is not None and validation is None:
                     warn_if_cautious(found.posterior, likelihood)
-    result = None if tuned is None else tuned.result
-    gp = GaussianProcess(jacobian, found.posterior, likelihood, result, found.calibration)
-    return gp if mean is None or validation is None else gp.calibrated(validation)
+                _ = found.posterior.mean  # predictions need no sums over the training data afterwards
+        team.agree({"results (is validation= the same?)": [found.calibration, found.posterior.mean]})
+        result = None if tuned is None else tuned.result
+        gp = GaussianProcess(jacobian, found.posterior, likelihood, result, found.calibration)
+        return gp if mean is None or validation is None else gp.calibrated(validation)
 
 
 @final
@@ -196,6 +207,11 @@ def convert_step(
     inference  WeightSpace() or FunctionSpace(), which agree; by default the one with the smaller matrix
     """
     given = None if inference is None else Inference.checked("inference", inference)
+    if isinstance(info, Sites) and info.method.team.size > 1:
+        raise InputError(
+            "info: this step was taken by several processes, each with a share of its examples. Pass the data to "
+            "optimizer.gaussian_process(data) instead."
+        )
     model = LinearModel.from_step(state, info, beta)  # (A), (B): Theorem 2
     posterior = choose(model, given).infer(model)  # (C)
     features = model.expansion.features
@@ -239,9 +255,12 @@ def _described(value: object) -> str:
 
 
 def _prepared(
-    network: nn.Module, training: Data, likelihood: Likelihood, subset: Subset | None
-) -> tuple[Network, Inputs, Tensor]:
-    """The network as a function of the weights that get a posterior, and the data in the form that it takes."""
+    network: nn.Module, training: Data, likelihood: Likelihood, subset: Subset | None, team: Team
+) -> tuple[Network, Likelihood, Inputs, Tensor]:
+    """The network as a function of the weights that get a posterior, and the data in the form that it takes.
+
+    If several processes share the data, they are those of this process.
+    """
     function = Network(network, training.inputs)
     if subset is not None:
         checked = function.check_inputs(training.inputs)
@@ -249,7 +268,10 @@ def _prepared(
     inputs = function.check_inputs(training.inputs)
     likelihood.check_outputs(function.output_shape)
     targets = likelihood.targets_for(training.targets, training.num_examples, function.output_shape, function.dtype)
-    return function, inputs, targets.to(function.device)
+    found = Data(inputs, targets.to(function.device))
+    check_same(team, function, found, likelihood)
+    own, likelihood = own_share(team, found, likelihood)
+    return function, likelihood, own.inputs, own.targets
 
 
 def _data_bytes(features: NetworkFeatures, inputs: Inputs, targets: Tensor) -> int:

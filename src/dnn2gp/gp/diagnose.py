@@ -193,18 +193,26 @@ def diagnose(
             "diagnose: expected the GP of a trained network (convert); got that of a training step, whose weights "
             "are not at a minimum."
         )
+    if details and gp.team.size > 1:
+        raise InputError(
+            "details: expected False if several processes share the examples, because function space needs all of "
+            "them in one process. Save the GP, and diagnose the one that load returns."
+        )
     generator = generator or torch.Generator(gp.features.anchor.device).manual_seed(0)
-    return _diagnosis(gp, Details.of(gp, num_probes, subset, generator) if details else None)
+    with gp.team.together():
+        return _diagnosis(gp, Details.of(gp, num_probes, subset, generator) if details else None)
 
 
 def _diagnosis(gp: GaussianProcess, details: Details | None) -> Diagnosis:
     seen = Seen.of(gp, _EXAMPLES)
     measured = _Measured.of(seen)
     calibration, movement = gp.calibration, seen.movement
-    traces = gp.model.expansion.root.double().square().sum((1, 2))
+    expansion = gp.model.expansion
+    traces = expansion.root.double().square().sum((1, 2))
+    uninformative = gp.team.total((traces < _UNINFORMATIVE).sum().item()) / expansion.num_examples
     delta = gp.prior.precision.diagonal()
     return Diagnosis(
-        num_examples=len(seen.network),
+        num_examples=int(gp.team.total(len(seen.network))),
         network=measured.network,
         gp=measured.gp,
         network_left_out=measured.network_left_out,
@@ -215,7 +223,7 @@ def _diagnosis(gp: GaussianProcess, details: Details | None) -> Diagnosis:
         units=units_of(gp.likelihood),
         deviation=movement.deviation * calibration.scale**0.5 / calibration.temperature,
         moved=movement.outputs,
-        uninformative=(traces < _UNINFORMATIVE).double().mean().item(),
+        uninformative=uninformative,
         share=gp.features.network.share,
         posterior=gp.inference.description,
         prior_precision=(delta.min().item(), delta.max().item()),
@@ -242,7 +250,7 @@ class _Measured:
     @staticmethod
     def of(seen: Seen) -> _Measured:
         """As far as the targets are known, and leave-one-out is valid."""
-        targets = seen.sites.targets
+        targets = seen.targets
         if targets is None:
             return _Measured(
                 unavailable="this GP does not hold the targets (it has gradient features, or an earlier release wrote "

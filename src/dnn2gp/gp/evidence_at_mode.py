@@ -76,8 +76,8 @@ def normalised_precision(expansion: Expansion, layout: Layout) -> Float[Tensor, 
     columns = anchor.new_zeros(len(anchor), len(parts))
     for column, part in enumerate(parts):
         columns[part, column] = anchor[part]
-    few = expansion.subset(torch.arange(min(20, expansion.num_examples), device=anchor.device))
-    pushed = features.jvp(few.inputs, columns).square().sum((0, 1))
+    few = expansion.subset(torch.arange(min(20, len(expansion.root)), device=anchor.device))
+    pushed = features.team.sum(features.jvp(few.inputs, columns).square().sum((0, 1)))
     rows = features.ggn_diagonal(few.inputs, torch.eye(features.num_outputs).to(anchor).expand(len(few.root), -1, -1))
     for column, part in enumerate(parts):
         size = anchor[part].square().sum()

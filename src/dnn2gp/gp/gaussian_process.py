@@ -43,6 +43,7 @@ from dnn2gp.network.inputs import Inputs
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import require
 from dnn2gp.support.numbers import whole_number
+from dnn2gp.support.processes import Team
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
 
@@ -85,6 +86,15 @@ class GaussianProcess:
     def model(self) -> LinearModel:
         """The linear model of step B."""
         return self.inference.model
+
+    @property
+    def team(self) -> Team:
+        """The processes that share the training examples.
+
+        Whatever needs these must be called in all of them: `evidence`, `leave_one_out`, `calibrated`, `save`,
+        `diagnose` and so on. Predictions need nothing from the others.
+        """
+        return self.features.team
 
     @property
     def centre(self) -> Mean:
@@ -195,7 +205,8 @@ class GaussianProcess:
         Exact for a Gaussian likelihood. For others it is exact to first order, at a minimum of the loss or at the mode
         of the linearised network: `convert` with `LinearisedMode()`, or with `NetworkOutput(sites_at_mode=True)`.
         """
-        return leave_one_out(self.inference, self.likelihood, self.calibration)
+        with self.team.together():
+            return leave_one_out(self.inference, self.likelihood, self.calibration)
 
     @torch.inference_mode(False)
     def calibrated(self, validation: object = None) -> GaussianProcess:
@@ -206,7 +217,8 @@ class GaussianProcess:
                 special case a = 0. Without it, leave-one-out decides, which cannot see what the features of the
                 network have memorised of the training data.
         """
-        found = calibration_for(self.inference, self.likelihood, self.features, validation)
+        with self.team.together():
+            found = calibration_for(self.inference, self.likelihood, self.features, validation)
         return replace(self, calibration=found)
 
     def sample_functions(self, num_samples: int, generator: torch.Generator | None = None) -> FunctionSamples:
@@ -223,6 +235,11 @@ class GaussianProcess:
     @torch.inference_mode(False)
     def condition(self, data: object, likelihood: Likelihood | None = None) -> GaussianProcess:
         """The GP given more data, without retraining: p(f | D̃, D̃') with D̃' expanded at the same weights."""
+        if self.team.size > 1:
+            raise InputError(
+                "condition: expected a GP whose examples this process has; got one whose examples several processes "
+                "share. Save it, and condition the GP that load returns, or convert all the data together."
+            )
         if not self.inference.solves:
             raise InputError(
                 f"condition: expected an exact posterior; got a {self.inference.description}, whose mean new targets "
@@ -282,7 +299,8 @@ class GaussianProcess:
         classifier. `tuning` has the evidences that chose δ, which for a classifier are those at the network's weights
         unless `ByEvidence(at=LinearisedMode())` was asked for.
         """
-        return evidence(self.inference)
+        with self.team.together():
+            return evidence(self.inference)
 
     def evidence_gradient(self) -> EvidenceGradient:
         """The gradients of the log evidence with respect to δ and σ."""
@@ -292,7 +310,8 @@ class GaussianProcess:
                 "(m_t, V_t) is derived from q_t and δ. Convert the network, and use the gradient of that GP's "
                 "evidence."
             )
-        return evidence_gradient(self.inference, self.likelihood, self.network.layout)
+        with self.team.together():
+            return evidence_gradient(self.inference, self.likelihood, self.network.layout)
 
     @torch.inference_mode(False)
     def evidence_function(
@@ -306,10 +325,11 @@ class GaussianProcess:
         network is retrained afterwards; by default the weights of the linear model move with δ, as those of the GP do.
         """
         method = self.inference.method
-        if not per_layer and not per_output:
-            return Spectrum.of(self.model, method, at_weights=at_weights)
-        settings = {"per_layer": per_layer, "per_output": per_output, "at_weights": at_weights}
-        return LayerEvidence(self.model, method, self.network.layout, **settings)
+        with self.team.together():
+            if not per_layer and not per_output:
+                return Spectrum.of(self.model, method, at_weights=at_weights)
+            settings = {"per_layer": per_layer, "per_output": per_output, "at_weights": at_weights}
+            return LayerEvidence(self.model, method, self.network.layout, **settings)
 
     def _linear(self, inputs: Inputs, weights: Float[Tensor, " P"]) -> Tensor:
         inputs = self._checked(inputs)

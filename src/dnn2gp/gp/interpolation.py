@@ -7,7 +7,10 @@ Leave-one-out tells the two apart.
 
 from __future__ import annotations
 
-import torch
+from math import inf
+
+from jaxtyping import Float
+from torch import Tensor
 
 from dnn2gp.inference import Posterior, left_out
 from dnn2gp.support.errors import IllConditionedError, NotPositiveDefiniteError
@@ -20,7 +23,7 @@ _EXAMPLES = 1000
 
 def explains_too_much(expansion: Expansion, noise_scale: float) -> bool:
     """Whether a noise of s σ₀ is far below the residuals of the network, which are in units of σ₀."""
-    return noise_scale < _SHARE * expansion.white_residual().square().mean().sqrt().item()
+    return noise_scale < _SHARE * (expansion.misfit() / expansion.num_sites) ** 0.5
 
 
 def left_out_error(posterior: Posterior) -> float:
@@ -29,15 +32,20 @@ def left_out_error(posterior: Posterior) -> float:
     On at most 1,000 examples, evenly spread over the data.
     """
     expansion = posterior.model.expansion
-    count = min(_EXAMPLES, expansion.num_examples)
-    few = expansion.subset(
-        torch.linspace(0, expansion.num_examples - 1, count).round().long().to(expansion.root.device)
-    )
+    few = expansion.subset(expansion.spread(_EXAMPLES))
+    own = _squares(few, posterior)
+    if few.team.largest(float(own is None)) or own is None:
+        return inf
+    return few.team.gathered(own).mean().sqrt().item()
+
+
+def _squares(few: Expansion, posterior: Posterior) -> Float[Tensor, "n K"] | None:
+    """The squared errors of some examples; None if they are lost to rounding."""
     assert few.targets is not None
     try:
         latent = posterior.latent(few.features, few.inputs)
         shift = left_out(few, latent, posterior).shift
     except (IllConditionedError, NotPositiveDefiniteError):
-        return float("inf")
+        return None
     gap = latent.outputs.double() + latent.shift.double() + shift - few.targets.double().reshape(latent.outputs.shape)
-    return gap.square().mean().sqrt().item()
+    return gap.square()

@@ -67,7 +67,10 @@ class LeaveOneOut:
 
 
 def leave_one_out(posterior: Posterior, likelihood: Likelihood, calibration: Calibration) -> LeaveOneOut:
-    """The leave-one-out predictions of a GP, with a warning if they are not valid."""
+    """The leave-one-out predictions of a GP, with a warning if they are not valid.
+
+    If several processes share the examples, each computes those of its own, and gets those of all.
+    """
     expansion = posterior.model.expansion
     features = expansion.features
     if posterior.model.of_step or not isinstance(features, NetworkFeatures):
@@ -82,22 +85,24 @@ def leave_one_out(posterior: Posterior, likelihood: Likelihood, calibration: Cal
         )
     latent = posterior.latent(features, expansion.inputs)
     found = left_out(expansion, _at_mode(posterior, latent), posterior)
+    team = expansion.team
+    outputs = team.gathered(latent.outputs + (latent.shift + found.shift).to(latent.outputs.dtype))
     prediction = Predictive(
         likelihood=own_noise(expansion, likelihood),
         output_shape=features.network.output_shape,
-        outputs=latent.outputs + (latent.shift + found.shift).to(latent.outputs.dtype),
-        shift=torch.zeros_like(latent.shift),
-        latent_covariance=found.covariance,
+        outputs=outputs,
+        shift=torch.zeros_like(outputs),
+        latent_covariance=team.gathered(found.covariance),
         calibration=calibration,
     )
-    return LeaveOneOut(prediction, expansion.targets)
+    return LeaveOneOut(prediction, team.gathered(expansion.targets))
 
 
 def own_noise(expansion: Expansion, likelihood: Likelihood) -> Likelihood:
     """The likelihood of the training examples: with the noise of each, if it is Gaussian."""
     if not isinstance(likelihood, GaussianLikelihood):
         return likelihood
-    return GaussianLikelihood(expansion.root.diagonal(dim1=1, dim2=2).reciprocal())
+    return GaussianLikelihood(expansion.team.gathered(expansion.root.diagonal(dim1=1, dim2=2).reciprocal()))
 
 
 def _at_mode(posterior: Posterior, latent: Latent) -> Latent:

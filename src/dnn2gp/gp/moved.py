@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -70,8 +69,7 @@ def units_of(likelihood: Likelihood) -> str:
 
 def spread(expansion: Expansion, count: int) -> tuple[Tensor, Expansion]:
     """At most `count` examples, evenly spread over the data: their indices and their sites."""
-    count = min(count, expansion.num_examples)
-    index = torch.linspace(0, expansion.num_examples - 1, count, device=expansion.root.device).round().long()
+    index = expansion.spread(count)
     return index, expansion.subset(index)
 
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 def novelty_of(prediction: Predictive, inputs: Inputs, gp: GaussianProcess) -> Float[Tensor, "N *K"]:
     """The share of the prior variance at these inputs that the posterior of the prediction has left."""
-    prior = gp.features.covariance(inputs, gp.prior.precision.double())
+    return _novelty(prediction, gp.features.covariance(inputs, gp.prior.precision.double()), gp)
+
+
+def _novelty(prediction: Predictive, prior: Float[Tensor, "N K K"], gp: GaussianProcess) -> Float[Tensor, "N *K"]:
     exact = prediction.uncalibrated
     return novelty(gp.likelihood, exact.latent_mean, exact.latent_covariance, prior)
 
@@ -33,7 +36,9 @@ def threshold(gp: GaussianProcess, familiar: Inputs | None, false_alarms: float)
     if familiar is not None:
         scores = gp.outlier_score(familiar)
     else:
-        prediction, inputs = gp.leave_one_out().prediction, gp.model.expansion.inputs
-        share = novelty_of(prediction, inputs, gp).to(prediction.entropy.dtype)
+        with gp.team.together():
+            prediction, inputs = gp.leave_one_out().prediction, gp.model.expansion.inputs
+            prior = gp.team.gathered(gp.features.covariance(inputs, gp.prior.precision.double()))
+        share = _novelty(prediction, prior, gp).to(prediction.entropy.dtype)
         scores = prediction.entropy * share.reshape(prediction.entropy.shape)
     return scores.detach().double().flatten().quantile(1 - false_alarms).item()

@@ -20,6 +20,7 @@ from dnn2gp.gp.file_header import Header
 from dnn2gp.gp.file_schema import BUILT_IN, CHECKED_EXAMPLES, FIRST_EXAMPLES
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.means import mean_of
+from dnn2gp.gp.shared import whole
 from dnn2gp.inference import LinearModel, Posterior
 from dnn2gp.likelihoods import CustomLikelihood, Likelihood, likelihood_from_state
 from dnn2gp.network import Network
@@ -40,11 +41,18 @@ from dnn2gp.weights.gaussian import Gaussian
 def save(gp: object, path: str | PathLike[str]) -> None:
     """Write the GP to one file, completely or not at all: weights, buffers, data, prior, likelihood and posterior.
 
-    Of training data that are read on demand, the file has checksums and targets, but no inputs (see `load`).
+    If several processes share the examples, all of them call it; process 0 writes the file, with all examples. Of
+    training data that are read on demand, the file has checksums and targets, but no inputs (see `load`).
     """
     if not isinstance(gp, GaussianProcess):
         raise InputError(f"save: expected a GaussianProcess, as returned by convert; got {type(gp).__name__}.")
-    write_file(as_path(path), _header(gp), _tensors(gp))
+    if gp.team.size == 1:
+        write_file(as_path(path), _header(gp), _tensors(gp))
+        return
+    with gp.team.together():
+        gathered = whole(gp)
+        if gp.team.rank == 0:
+            write_file(as_path(path), _header(gathered), _tensors(gathered))
 
 
 @torch.inference_mode(False)  # its tensors are used outside of it

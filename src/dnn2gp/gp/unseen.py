@@ -14,6 +14,7 @@ or of a GP around it, was not obtained by minimising this loss, so the effect of
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import final
 
 from jaxtyping import Float
@@ -26,19 +27,24 @@ from dnn2gp.gp.scores import Forecast
 from dnn2gp.inference import Latent, LeftOut, NetworkOutput, left_out
 from dnn2gp.likelihoods import CategoricalLikelihood, ClassificationLikelihood, GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import IllConditionedError, InputError
+from dnn2gp.support.processes import Team
 from dnn2gp.weights.expansion import Expansion
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """Network and GP on some training examples, from one pass over their inputs."""
+    """Network and GP on some training examples, from one pass over their inputs.
+
+    If several processes share the examples, `sites`, `latent` and `network` are those of this process; forecasts,
+    targets and the movement are those of all of them.
+    """
 
     gp: GaussianProcess
     sites: Expansion
     """Those of these examples."""
     likelihood: Likelihood
-    """With the noise of each example, if it is Gaussian."""
+    """With the noise of each example of all processes, if it is Gaussian."""
     latent: Latent
     network: Float[Tensor, "n K"]
     """f_w, in float64."""
@@ -50,7 +56,8 @@ class Seen:
         index, few = spread(expansion, count)
         likelihood = gp.likelihood
         if isinstance(likelihood, GaussianLikelihood) and expansion.quadratic:
-            likelihood = GaussianLikelihood(few.root.double().diagonal(dim1=1, dim2=2).reciprocal())
+            noise = few.root.double().diagonal(dim1=1, dim2=2).reciprocal()
+            likelihood = GaussianLikelihood(few.team.gathered(noise))
         else:
             likelihood = likelihood.take(index)
         features, inputs = network_view(few)
@@ -66,14 +73,32 @@ class Seen:
         return self.latent.outputs.double() + self.latent.shift.double()
 
     @property
+    def team(self) -> Team:
+        """The processes that share the examples."""
+        return self.sites.team
+
+    @cached_property
+    def targets(self) -> Tensor | None:
+        """y of the examples, if they are known."""
+        return None if self.sites.targets is None else self.team.gathered(self.sites.targets)
+
+    @cached_property
     def movement(self) -> Movement:
         """How far the mean of the GP is from the network."""
-        return Movement.of(self.latent, self.network, self.likelihood)
+        own = self.latent.outputs, self.latent.shift, self.latent.covariance, self.latent.error
+        latent = Latent(*(self.team.gathered(each) for each in own))
+        return Movement.of(latent, self.team.gathered(self.network), self.likelihood)
 
     def forecasts(self) -> tuple[Forecast, Forecast]:
         """Of the network and of the GP, with the examples seen."""
-        own = Forecast(self.likelihood, self.mean, self.latent.covariance, self.gp.calibration)
-        return Forecast(self.likelihood, self.network), own
+        return self._of_network(self.network), self._of_gp(self.mean, self.latent.covariance)
+
+    def _of_network(self, f: Float[Tensor, "n K"]) -> Forecast:
+        return Forecast(self.likelihood, self.team.gathered(f))
+
+    def _of_gp(self, f: Float[Tensor, "n K"], covariance: Float[Tensor, "n K K"]) -> Forecast:
+        mean, covariance = self.team.gathered(f), self.team.gathered(covariance)
+        return Forecast(self.likelihood, mean, covariance, self.gp.calibration)
 
     def left_out(self) -> tuple[Forecast, Forecast] | str:
         """Of the network and of the GP, without each example; or why they are not available."""
@@ -84,16 +109,26 @@ class Seen:
             )
         mode = self._mode()
         base = mode if self.sites.moved is not None else self.network
-        try:
-            found = left_out(self.sites, replace(self.latent, outputs=base, shift=mode - base), self.gp.inference)
-        except IllConditionedError:
-            return "some examples determine their own output almost alone, so what remains is lost to rounding"
-        except InputError:
-            return f"leave-one-out is not defined for every {self.gp.inference.description}"
+        found = self._found(replace(self.latent, outputs=base, shift=mode - base))
+        if isinstance(found, str):
+            return found
         around = isinstance(self.gp.centre, NetworkOutput)
         mean = self._without(self.mean, mode, found) if around else self.mean + found.shift
-        own = Forecast(self.likelihood, mean, found.covariance, self.gp.calibration)
-        return Forecast(self.likelihood, self._without(self.network, mode, found)), own
+        return self._of_network(self._without(self.network, mode, found)), self._of_gp(mean, found.covariance)
+
+    def _found(self, latent: Latent) -> LeftOut | str:
+        """Leave-one-out, or why it is not available; the same in all processes."""
+        lost = "some examples determine their own output almost alone, so what remains is lost to rounding"
+        undefined = f"leave-one-out is not defined for every {self.gp.inference.description}"
+        found, why = None, 0.0
+        try:
+            found = left_out(self.sites, latent, self.gp.inference)
+        except IllConditionedError:
+            why = 1.0
+        except InputError:
+            why = 2.0
+        why = self.team.largest(why)
+        return (lost if why == 1 else undefined) if found is None or why else found
 
     def _mode(self) -> Float[Tensor, "n K"]:
         """f at the mode of the linearised network, or where the sites are if that is not known."""
@@ -128,16 +163,16 @@ class Seen:
         if targets is None:
             return f.new_zeros(f.shape)
         residual = targets.double() - mode
-        size = residual.square().sum()
+        size = self.team.sum(residual.square().sum())
         if not bool(size > 0):
             return f.new_zeros(f.shape)
-        share = ((f - mode) * residual).sum() / size
+        share = self.team.sum(((f - mode) * residual).sum()) / size
         return share.clamp(0.0, 1.0) * residual
 
     def _size(self, f: Float[Tensor, "n K"]) -> Float[Tensor, ""]:
         """The root mean square of the outputs, without the constant that softmax ignores."""
         f = f - f.mean(1, keepdim=True) if isinstance(self.likelihood, CategoricalLikelihood) else f
-        return f.square().mean().sqrt()
+        return (self.team.sum(f.square().sum()) / self.team.total(f.numel())).sqrt()
 
     def _needs_minimum(self) -> bool:
         """Whether the sites are those at the weights of the network, and no exact step leads to the mode."""

@@ -62,6 +62,9 @@ class Inference(Choice):
     automatic: ClassVar[bool] = False
     """Whether `convert` may choose it if the user does not pass an inference; only for exact ones."""
 
+    shared: ClassVar[bool] = False
+    """Whether sums over the examples are all that it needs of them, so that several processes may share them."""
+
     kinds: ClassVar[dict[str, type[Inference]]] = {}
 
     @property

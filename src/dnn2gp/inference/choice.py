@@ -7,6 +7,7 @@ from dnn2gp.inference.evidence_parts import Decomposition
 from dnn2gp.inference.iterative import Iterative
 from dnn2gp.inference.linear_model import LinearModel
 from dnn2gp.inference.weight_space import WeightSpace
+from dnn2gp.support.errors import InputError
 from dnn2gp.weights.structures import Dense, Structure
 
 MOST_OPERATIONS = 1e13
@@ -25,6 +26,7 @@ def choose(model: LinearModel, inference: Inference | None = None, structure: St
     the precision of the weights, which only weight space computes.
     """
     if inference is not None:
+        _check_shared(inference, model)
         return inference if structure is None else inference.with_structure(structure)
     if structure not in (None, Dense()):
         return WeightSpace(structure)
@@ -32,12 +34,20 @@ def choose(model: LinearModel, inference: Inference | None = None, structure: St
     return exact if structure == Dense() or _fits(exact, model) else _iterative(model)
 
 
+def _check_shared(inference: Inference, model: LinearModel) -> None:
+    if model.expansion.team.size > 1 and not inference.shared:
+        raise InputError(
+            f"inference={inference!r}: it pairs all examples with one another, and no process has all of them. With "
+            "processes=, use WeightSpace() or Iterative()."
+        )
+
+
 def start_for(method: Inference, model: LinearModel, known: Decomposition | None = None) -> Posterior:
     """A posterior that preconditions a search for the mode: that of the method, if it solves linear systems."""
     if method.solves:
         return method.rough(model, known)
     anchor = model.expansion.anchor
-    budget = model.expansion.features.budget()
+    budget = _budget(model)
     kinds = [Iterative(rank=rank) for rank in _STARTS]
     fits = (kind for kind in kinds if 4 * kind.bytes(len(anchor), anchor.element_size(), 0) <= budget)
     return next(fits, kinds[-1]).rough(model)
@@ -62,19 +72,28 @@ def _duration(seconds: float) -> str:
 
 
 def _exact(model: LinearModel) -> Inference:
-    return min((kind for kind in _registered() if kind.automatic), key=lambda kind: _cost(kind, model).size)
+    several = model.expansion.team.size > 1
+    return min(
+        (kind for kind in _registered() if kind.automatic and (kind.shared or not several)),
+        key=lambda kind: _cost(kind, model).size,
+    )
 
 
 def _fits(exact: Inference, model: LinearModel) -> bool:
     cost = _cost(exact, model)
-    return cost.bytes <= model.expansion.features.budget() and cost.operations <= MOST_OPERATIONS
+    return cost.bytes <= _budget(model) and cost.operations <= MOST_OPERATIONS
 
 
 def _iterative(model: LinearModel) -> Inference:
     """The largest rank whose basis and samples take at most half of the memory budget."""
-    budget = model.expansion.features.budget()
+    budget = _budget(model)
     kinds = [Iterative(rank=rank, samples=samples) for rank, samples in _LADDER]
     return next((kind for kind in kinds if 2 * _cost(kind, model).bytes <= budget), kinds[-1])
+
+
+def _budget(model: LinearModel) -> float:
+    """The smallest memory budget of all processes."""
+    return model.expansion.team.smallest(model.expansion.features.budget())
 
 
 def _registered() -> list[Inference]:

@@ -61,18 +61,25 @@ class LeftOut:
 
 
 def left_out(expansion: Expansion, latent: Latent, posterior: Posterior) -> LeftOut:
-    """Leave-one-out of some training examples with this `latent`; see `LeftOut.of`."""
+    """Leave-one-out of some training examples with this `latent`; see `LeftOut.of`.
+
+    If several processes share the examples, all of them call it, and what one cannot compute is an error in all.
+    """
+    found, error = None, None
     try:
-        return LeftOut.of(expansion, latent)
-    except IllConditionedError as error:
-        if posterior.exact:
-            raise
-        if posterior.solves:
-            return LeftOut.of(expansion, bounded(expansion, latent, posterior))
-        raise InputError(
-            f"leave_one_out: it is not defined for this {posterior.description}, whose covariance is not that of the "
-            "data with each example counted once. Use structure=Dense(), or a validation set."
-        ) from error
+        found = LeftOut.of(expansion, latent)
+    except IllConditionedError as own:
+        error = own
+    if expansion.team.largest(float(found is None)) == 0 and found is not None:
+        return found
+    if posterior.exact:
+        raise error or IllConditionedError("leave_one_out: it is lost to rounding for an example of another process.")
+    if posterior.solves:
+        return LeftOut.of(expansion, bounded(expansion, latent, posterior))
+    raise InputError(
+        f"leave_one_out: it is not defined for this {posterior.description}, whose covariance is not that of the data "
+        "with each example counted once. Use structure=Dense(), or a validation set."
+    ) from error
 
 
 def bounded(expansion: Expansion, latent: Latent, posterior: Posterior) -> Latent:

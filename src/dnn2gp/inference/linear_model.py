@@ -132,7 +132,7 @@ class LinearModel:
     def misfit(self, step: Float[Tensor, " P"]) -> float:
         """‖S⁻¹r − SᵀJ s‖² + ‖w − s − m‖² in units of noise and prior, for a Gaussian likelihood and a step s from w."""
         distance = self.prior.squared_distance(self.expansion.anchor.double() - step)
-        return (self.white_residual(step).square().sum() + distance).item()
+        return self.expansion.team.total(self.white_residual(step).square().sum().item()) + distance.item()
 
     def white_anchor(self) -> Float[Tensor, " P"]:
         """V^{−½} w for a diagonal V, in float64, so that Φ V^{−½} w = SᵀJ w."""

@@ -124,7 +124,9 @@ class _Search:
         if expansion.moved is not None:
             search.outputs += search.push(moved)
         if isinstance(likelihood, ClassificationLikelihood):
-            search.temperature = max(1.0, search.outputs.abs().mean().item() / _CERTAIN)
+            mean = expansion.team.total(search.outputs.abs().sum().item())
+            mean /= expansion.num_examples * search.outputs.shape[1]
+            search.temperature = max(1.0, mean / _CERTAIN)
         return search
 
     @property
@@ -132,7 +134,7 @@ class _Search:
         """Steps below this are rounding: where J does not fit into memory, products with it have its dtype."""
         single = self.expansion.features.anchor.dtype != torch.float64
         narrow = self.jacobian.dtype != torch.float64 or not self.jacobian.kept()
-        return _SINGLE if single and narrow else 0.0
+        return self.expansion.team.largest(_SINGLE if single and narrow else 0.0)
 
     def push(self, weights: Float[Tensor, " P"]) -> Float[Tensor, "N K"]:
         """J t."""
@@ -179,14 +181,14 @@ class _Search:
 
     def _move(self, direction: Float[Tensor, " P"], gradient: Float[Tensor, " P"], gap: Float[Tensor, " P"]) -> float:
         """Go along the direction to where the loss is smallest; where it changes by rounding only, the whole step."""
-        pushed, bent = self.push(direction), self.prior(direction)
+        team, pushed, bent = self.expansion.team, self.push(direction), self.prior(direction)
         linear, square = (gap @ bent).item(), (direction @ bent).item()
 
         def slope(size: float) -> float:
             residual = self.likelihood.residual((self.outputs + size * pushed) / self.temperature, self.targets)
-            return (residual * pushed).sum().item() + linear + size * square
+            return team.total((residual * pushed).sum().item()) + linear + size * square
 
-        loss = self.likelihood.loss(self.outputs, self.targets).sum().item()
+        loss = team.total(self.likelihood.loss(self.outputs, self.targets).sum().item())
         rounding = 1e-13 * (abs(loss) + abs((gap @ self.prior(gap)).item()))
         size = 1.0 if -(gradient @ direction).item() <= rounding else line_minimum(slope)
         self.moved, self.outputs = self.moved + size * direction, self.outputs + size * pushed

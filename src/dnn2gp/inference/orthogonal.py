@@ -53,13 +53,13 @@ def gradient_loses_digits(model: LinearModel, norm: float) -> bool:
         return False
     dtype = model.expansion.anchor.dtype
     allowed = 2e-7 if dtype == torch.float64 else _REFUSED
-    largest = model.expansion.white_residual().abs().max().item()
+    largest = model.expansion.team.largest(model.expansion.white_residual().abs().max().item())
     return torch.finfo(dtype).eps / 2 * norm**0.5 * largest > allowed
 
 
 def affordable(model: LinearModel, norm: float, num_bytes: int) -> bool:
     """Whether the QR decomposition fits into the memory budget; raise if not and Cholesky would be wrong."""
-    budget = model.expansion.features.budget()
+    budget = int(model.expansion.team.smallest(model.expansion.features.budget()))
     if num_bytes <= budget:
         return True
     if _EPSILON * norm > _REFUSED:
@@ -88,7 +88,7 @@ def check_rounding(posterior: Posterior, norm: float) -> None:
     dtype = expansion.anchor.dtype
     if not expansion.quadratic:
         return
-    largest = posterior.model.white_residual(posterior.step).abs().max().item()
+    largest = expansion.team.largest(posterior.model.white_residual(posterior.step).abs().max().item())
     moved = torch.finfo(dtype).eps / 2 * norm**0.5 * max(1.0, largest) / expansion.features.num_weights**0.5
     if moved > 0.8 * _REFUSED:
         raise IllConditionedError(
@@ -135,16 +135,23 @@ def _white_residual(expansion: Expansion) -> Float[Tensor, " M"]:
     """e for a Gaussian likelihood, and zeros for others."""
     if expansion.quadratic:
         return expansion.white_residual()
-    return torch.zeros(expansion.num_sites, dtype=torch.float64, device=expansion.root.device)
+    own = expansion.root.shape[0] * expansion.root.shape[2]
+    return torch.zeros(own, dtype=torch.float64, device=expansion.root.device)
 
 
 def _triangle(sites: FactoredJacobian, right: Float[Tensor, " M"], above: Float[Tensor, "m C"]) -> Float[Tensor, "C C"]:
-    """R of rows above, and of the rows of Φ with one more column, a block of rows at a time."""
-    size, waiting = sites.shape[1], [above]
+    """R of rows above, and of the rows of Φ with one more column, a block of rows at a time.
+
+    Several processes compute R of their own rows, and then that of all these R.
+    """
+    size, waiting, team = sites.shape[1], [above], sites.features.team
     for rows, block in sites.row_blocks():
         waiting.append(torch.cat([block, right[rows, None]], 1))
         if sum(map(len, waiting)) > 2 * size:
             waiting = [triangle(torch.cat(waiting))]
+    if team.size > 1:
+        own = [each for each in waiting if each is not above or team.rank == 0]
+        waiting = [team.gathered(triangle(torch.cat([*own, above.new_zeros(size + 1, size + 1)])))]
     return triangle(torch.cat([*waiting, above.new_zeros(size + 1, size + 1)]))
 
 
@@ -154,7 +161,8 @@ def decompose_rows(model: LinearModel, norm: float, num_bytes: int) -> bool:
     Always where this takes no time: an evidence function is evaluated at other δ too, where A is larger.
     """
     M, P = model.expansion.num_sites, model.expansion.features.num_weights
-    quick = M * P * min(M, P) <= _QUICK and num_bytes <= model.expansion.features.budget()
+    budget = model.expansion.team.smallest(model.expansion.features.budget())
+    quick = M * P * min(M, P) <= _QUICK and num_bytes <= budget
     return quick or (loses_digits(model, norm) and affordable(model, norm, num_bytes))
 
 

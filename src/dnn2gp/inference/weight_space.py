@@ -50,6 +50,7 @@ class WeightSpace(Inference):
 
     name = "weight space"
     automatic = True
+    shared = True
 
     structure: Structure = Dense()
     """The structure of Σ̃⁻¹."""
@@ -202,10 +203,10 @@ def decomposition(model: LinearModel) -> Decomposition:
     values, vectors = decomposed(matrix, _WHAT)
     # With e = Φw − ỹ in units of the noise, zᵢᵀe = uᵢᵀΦᵀe / √λᵢ, which is never larger than ‖e‖. A λ that is rounding
     # is raised to the level of rounding: the share of e in its direction then counts as not explained by any weight.
-    white = expansion.white_residual()
+    white, squares = expansion.white_residual(), expansion.misfit()
     limits = torch.finfo(torch.float64)
     values = values.clamp(min=max(limits.tiny, limits.eps * values[-1].item()))
-    lengths, size = values.sqrt(), white.norm().item()
+    lengths, size = values.sqrt(), squares**0.5
     sites = FactoredJacobian(
         expansion.features,
         expansion.inputs,
@@ -216,7 +217,7 @@ def decomposition(model: LinearModel) -> Decomposition:
     )
     along = (vectors.T @ sites.pull(white[:, None])[:, 0] / lengths).clamp(-size, size)
     outputs = lengths * (vectors.T @ model.white_anchor()) - along
-    beside = (white.square().sum() - along.square().sum()).clamp(min=0).item()
+    beside = max(0.0, squares - along.square().sum().item())
     return Decomposition(values, outputs.square(), beside)
 
 

@@ -157,6 +157,45 @@ class Joined(OnDemand):
 
 @final
 @dataclass(frozen=True, eq=False)
+class Share(OnDemand):
+    """Consecutive examples of other inputs: those of one of several processes."""
+
+    inputs: OnDemand
+    own: slice
+
+    @property
+    def form(self) -> Inputs:
+        return self.inputs.form
+
+    @property
+    def num_examples(self) -> int:
+        return self.own.stop - self.own.start
+
+    @property
+    def most(self) -> int:
+        return self.inputs.most
+
+    @property
+    def checksums(self) -> Int[Tensor, " N"]:
+        return self.inputs.checksums[self.own]
+
+    def read(self, index: slice | Tensor) -> Inputs:
+        return self.inputs.read(self._moved(index))
+
+    def passed(self, parts: Sequence[slice | Tensor]) -> Generator[Inputs, None, None]:
+        with closing(passed(self.inputs, [self._moved(part) for part in parts])) as several:
+            yield from several
+
+    def _moved(self, index: slice | Tensor) -> slice | Tensor:
+        """The same examples, counted from the first of all."""
+        if isinstance(index, slice) and index.step in (None, 1):
+            start, stop, _ = index.indices(self.num_examples)
+            return slice(self.own.start + start, self.own.start + max(start, stop))
+        return positions(index, self.num_examples) + self.own.start
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class Absent(OnDemand):
     """The inputs of a GP whose file does not contain them, apart from the first ones."""
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dnn2gp.gp.convert import convert_step
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.network_samples import SampledPredictive, networks_at
+from dnn2gp.gp.shared import own_share, team_of
 from dnn2gp.inference import Inference
 from dnn2gp.inference.kernel import Kernel
 from dnn2gp.inference.predictive import Predictive
@@ -30,6 +31,7 @@ from dnn2gp.optim.variational_evidence import VariationalEvidence, expected_log_
 from dnn2gp.support.errors import InputError, ScheduleWarning, warn_user
 from dnn2gp.support.memory import check_budget, default_budget
 from dnn2gp.support.numbers import seed_number, whole_number
+from dnn2gp.support.processes import Processes
 from dnn2gp.weights.curvature import Curvature, ExactHessian
 from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.online_newton import (
@@ -82,6 +84,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
     antithetic         draw samples in pairs μ ± ε
     seed               of the samples, which come from a generator of their own; `state_dict` includes its state
     memory_budget      bytes; by default half of the free memory
+    processes          Processes(), if several processes share each batch; weights, samples and q_t are the same in all
     """
 
     curvature: ClassVar[Curvature]
@@ -107,6 +110,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         antithetic: bool = False,
         seed: int = 0,
         memory_budget: int | float | None = None,
+        processes: Processes | None = None,
     ) -> None:
         if not isinstance(likelihood, Likelihood) or likelihood.per_example:
             raise InputError(
@@ -137,6 +141,10 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         self._state = State(mean, first_precision(self.structure, mean, first, budget), torch.zeros_like(mean))
         """q_t except for its mean, which the network holds."""
         self._pending: _Pending | None = None
+        self._team = team_of(processes)
+        settings = type(self), num_data, samples, antithetic, seed, self.schedule, defaults, temperature, first
+        same = {"network": trained.named, "prior_precision": self.prior_precision, "settings": settings}
+        self._team.agree(same)
 
     def snapshot(self) -> State:
         """q_t, its momentum and t, as a copy that further training leaves unchanged."""
@@ -155,7 +163,8 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         Several calls before `step` add up: their batches count as one. Clip gradients after the last call.
         """
         try:
-            return self._evaluate(inputs, targets)
+            with self._team.together():
+                return self._evaluate(inputs, targets)
         except BaseException:
             self._forget()
             raise
@@ -315,16 +324,16 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
         return samples
 
     def _evaluate(self, inputs: Inputs, targets: Tensor) -> float:
-        batch = self._trained.batch(inputs, targets)
+        batch, _ = own_share(self._team, self._trained.batch(inputs, targets), self.likelihood)
         pending = self._pending
         if pending is not None and self._trained.touched(pending.written):
             raise InputError(
                 "backward: the grad of the weights was modified after the last backward(), and this call would "
                 "overwrite it. Clip after the last batch of a step. The step that had begun is discarded."
             )
-        self._trained.refresh_statistics(batch.inputs)
+        self._trained.refresh_statistics(batch.inputs, self._team)
         if pending is None:
-            method, before = self._method(), self.generator.get_state()
+            method, before = replace(self._method(), team=self._team), self.generator.get_state()
             pending = _Pending(method, method.begin(self._current(), self.generator), before)
             self._pending = pending  # before the batch is evaluated, so that a failure restores the generator
         step = pending.method.add(pending.step, batch)
@@ -353,7 +362,8 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
                 "one of torch's schedulers, pass lr, precision_lr and momentum to the optimizer."
             )
         t = pending.step.state.step
-        share = sum(batch.num_examples for batch in pending.step.batches) / self.num_data
+        assert pending.step.evaluation is not None
+        share = pending.step.evaluation.count / self.num_data
         if t == self.schedule.last:
             warn_user(
                 f"steps: this is step {t + 1}, but the schedule was made for {t} steps. Further steps keep the last "

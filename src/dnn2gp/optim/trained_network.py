@@ -14,6 +14,7 @@ from dnn2gp.network.eval_mode import keeps_statistics, statistics_mode
 from dnn2gp.network.inputs import Inputs, check_inputs, map_inputs, num_examples
 from dnn2gp.network.layout import Layout
 from dnn2gp.support.errors import InputError
+from dnn2gp.support.processes import ALONE, Team
 from dnn2gp.support.randomness import global_states_kept
 
 
@@ -148,7 +149,7 @@ class TrainedNetwork:
                 found[name] = self._fixed[name]
         return found
 
-    def refresh_statistics(self, inputs: Inputs) -> None:
+    def refresh_statistics(self, inputs: Inputs, team: Team = ALONE) -> None:
         """If BatchNorm is in train mode, update its running statistics with one pass at the mean.
 
         The step itself keeps them fixed: with batch statistics, an example would have no gradient of its own.
@@ -156,6 +157,12 @@ class TrainedNetwork:
         moving = [part for part in self.module.modules() if part.training and keeps_statistics(part)]
         if not moving:
             return
+        if team.size > 1:
+            raise InputError(
+                "network: with processes=, the running statistics of batch normalisation cannot be updated, as each "
+                "process sees only its share of a batch. Switch these layers to eval mode, or use layers without "
+                "running statistics, such as GroupNorm."
+            )
         for buffer in (buffer for part in moving for buffer in part.buffers(recurse=False)):
             self._statistics.setdefault(buffer, buffer.clone())
         with torch.no_grad(), global_states_kept(), statistics_mode(self.module):

@@ -42,6 +42,10 @@ class NotConvergedError(ArithmeticError):
     """An iteration that did not reach its accuracy; the message says how far it came, and what to change."""
 
 
+class ProcessError(RuntimeError):
+    """Several processes that cannot go on together; the message says which one this is, and what to do."""
+
+
 class OtherWorkError(InputError):
     """A results folder that was computed with different settings."""
 
@@ -65,6 +69,7 @@ EXPECTED = (
     NotConvergedError,
     FileFormatError,
     MissingExtraError,
+    ProcessError,
     OSError,
 )
 """Errors that the command line reports as one message; any other error is a bug and keeps its traceback."""

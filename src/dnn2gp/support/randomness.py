@@ -10,7 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
+
+# Rows of a piece of a matrix that several processes draw: torch draws 16 numbers at a time, and at least 16.
+_ROWS, _FEWEST = 4096, 16
 
 USER_STATE = RLock()
 """Held while a user's own module is read or run, and while global random generators are saved and restored.
@@ -33,6 +37,27 @@ def normal(shape: tuple[int, ...], generator: torch.Generator | None, like: Tens
     """Samples ε ~ N(0, I), in float64 and on the device of `like`."""
     generator = own_generator(generator, like.device)
     return torch.randn(shape, generator=generator, dtype=torch.float64, device=like.device)
+
+
+def normal_rows(
+    total: int, own: slice, num_columns: int, generator: torch.Generator, like: Tensor
+) -> Float[Tensor, "m s"]:
+    """Some rows of a `total` × `num_columns` matrix ~ N(0, I), in the dtype and on the device of `like`.
+
+    Processes with generators in the same state draw the rows of one matrix, each its own, and leave their generators
+    in the same state. On a CPU it is the matrix that one process draws at once.
+    """
+    settings = {"generator": generator, "dtype": like.dtype, "device": like.device}
+    if own == slice(0, total):
+        return torch.randn(total, num_columns, **settings)
+    result = torch.empty(own.stop - own.start, num_columns, dtype=like.dtype, device=like.device)
+    starts = list(range(0, max(1, total - _FEWEST), _ROWS))  # the last piece has more than a few rows
+    for start, stop in zip(starts, [*starts[1:], total], strict=True):
+        drawn = torch.randn(stop - start, num_columns, **settings)
+        low, high = max(start, own.start), min(stop, own.stop)
+        if low < high:
+            result[low - own.start : high - own.start] = drawn[low - start : high - start]
+    return result
 
 
 @contextmanager

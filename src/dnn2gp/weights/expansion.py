@@ -21,12 +21,17 @@ from dnn2gp.network.inputs import Inputs, num_examples, same_form, take
 from dnn2gp.network.views import joined
 from dnn2gp.support.errors import InputError, NotFiniteError
 from dnn2gp.support.numbers import whole_number
-from dnn2gp.support.randomness import normal
+from dnn2gp.support.processes import Team
+from dnn2gp.support.randomness import normal_rows, own_generator
 
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """(φ, v, D) for N examples at the anchor, with D = S Sᵀ known by its root."""
+    """(φ, v, D) for N examples at the anchor, with D = S Sᵀ known by its root.
+
+    If several processes share the examples (`team`), inputs, residual, root and targets are those of this process;
+    N, M, the log-likelihood, the constant of the sites and the gradient are those of all of them.
+    """
 
     features: FeatureMap
     inputs: Inputs
@@ -40,6 +45,8 @@ class Expansion:
     """y, with which the sites can be expanded at other outputs; None in files of earlier releases."""
     moved: Float[Tensor, " P"] | None = None
     """θ − w in float64, if the sites are those of the linearised network f_w + J(θ − w) at θ (`relinearised`)."""
+    counts: tuple[int, ...] | None = None
+    """The numbers of examples of all processes; None if these examples are not shared."""
 
     @staticmethod
     def gauss_newton(features: NetworkFeatures, inputs: Inputs, targets: Tensor, likelihood: Likelihood) -> Expansion:
@@ -51,9 +58,10 @@ class Expansion:
             residual=_finite(likelihood.residual(outputs, targets), "residual r = ∂ℓ/∂f", outputs),
             root=_finite(likelihood.noise_precision_root(outputs, targets), "root S of Λ = ∂²ℓ/∂f²", outputs),
             anchor=features.anchor,
-            log_likelihood=likelihood.log_prob(outputs.double(), _double(targets)).sum(),
+            log_likelihood=features.team.sum(likelihood.log_prob(outputs.double(), _double(targets)).sum()),
             quadratic=isinstance(likelihood, GaussianLikelihood),
             targets=targets,
+            counts=_counts(features.team, len(outputs)),
         )
 
     @staticmethod
@@ -70,8 +78,9 @@ class Expansion:
             residual=ones,
             root=ones.unsqueeze(-1),
             anchor=features.anchor,
-            log_likelihood=likelihood.log_prob(outputs.double(), _double(targets)).sum(),
+            log_likelihood=features.team.sum(likelihood.log_prob(outputs.double(), _double(targets)).sum()),
             quadratic=False,
+            counts=_counts(features.team, len(outputs)),
         )
 
     @staticmethod
@@ -123,7 +132,7 @@ class Expansion:
             residual=residual.to(dtype),
             root=root.to(dtype),
             anchor=(self.features.anchor.double() + moved).to(self.anchor.dtype),
-            log_likelihood=likelihood.log_prob(outputs.double(), _double(targets)).sum(),
+            log_likelihood=self.team.sum(likelihood.log_prob(outputs.double(), _double(targets)).sum()),
             moved=moved,
         )
 
@@ -134,21 +143,42 @@ class Expansion:
         """
         log_likelihood = weight * self.log_likelihood
         if self.quadratic:  # log p = −½ rᵀΛ⁻¹r + ½ log|Λ| − …: only the first term is multiplied, and |cΛ| = c^K |Λ|
-            misfit, sites = self.white_residual().square().sum(), self.residual.numel()
+            misfit, sites = self.misfit(), self.num_sites
             log_likelihood = self.log_likelihood + 0.5 * ((1 - weight) * misfit + sites * log(weight))
         return replace(
             self, residual=weight * self.residual, root=weight**0.5 * self.root, log_likelihood=log_likelihood
         )
 
     @property
+    def team(self) -> Team:
+        """The processes that share the examples."""
+        return self.features.team
+
+    @property
     def num_examples(self) -> int:
         """N."""
-        return num_examples(self.inputs)
+        return num_examples(self.inputs) if self.counts is None else sum(self.counts)
+
+    @property
+    def own_examples(self) -> slice:
+        """Which of the N examples this process has: all of them, unless several processes share them."""
+        start = 0 if self.counts is None else sum(self.counts[: self.team.rank])
+        return slice(start, start + num_examples(self.inputs))
 
     @property
     def num_sites(self) -> int:
         """M = N·R, the number of scalar sites: the rows of SᵀJ."""
-        return self.root.shape[0] * self.root.shape[2]
+        return self.num_examples * self.root.shape[2]
+
+    def spread(self, count: int) -> Int[Tensor, " n"]:
+        """At most `count` examples, evenly spread over the data; if several processes share them, the own ones.
+
+        Every process has at least one.
+        """
+        total, own, device = self.num_examples, self.own_examples, self.root.device
+        index = torch.linspace(0, total - 1, min(count, total), device=device).round().long()
+        index = index[(index >= own.start) & (index < own.stop)] - own.start
+        return index if len(index) else torch.zeros(1, dtype=torch.long, device=device)
 
     def noise_precision(self) -> Float[Tensor, "N Q Q"]:
         """D = S Sᵀ."""
@@ -158,9 +188,14 @@ class Expansion:
         """S⁻¹ r = Sᵀ(f − y) in units of the noise, in float64, where the loss is quadratic (Gaussian)."""
         return torch.linalg.solve(self.root.double(), self.residual.double().unsqueeze(-1)).reshape(-1)
 
+    def misfit(self) -> float:
+        """‖S⁻¹r‖², where the loss is quadratic."""
+        return self.team.total(self.white_residual().square().sum().item())
+
     def site_constant(self) -> float:
         """log |S| − (M/2) log 2π = log p(D|w) + ½ ‖S⁻¹r‖², where the loss is quadratic."""
-        return (torch.linalg.slogdet(self.root.double()).logabsdet.sum() - 0.5 * self.num_sites * log(2 * pi)).item()
+        log_det = torch.linalg.slogdet(self.root.double()).logabsdet.sum().item()
+        return self.team.total(log_det) - 0.5 * self.num_sites * log(2 * pi)
 
     def gradient(self) -> Float[Tensor, " P"]:
         """Σᵢ ∇ℓᵢ(w) = Σᵢ φᵢ vᵢ."""
@@ -172,17 +207,22 @@ class Expansion:
         The GGN, its diagonal and its Kronecker factors then take C backward passes instead of R, and are unbiased.
         """
         num_columns = whole_number("num_columns", num_columns)
-        noise = normal((len(self.root), self.root.shape[2], num_columns), generator, self.root).to(self.root.dtype)
+        R, generator = self.root.shape[2], own_generator(generator, self.root.device)
+        noise = normal_rows(
+            self.num_examples, self.own_examples, R * num_columns, generator, self.root.new_empty(0).double()
+        )
+        noise = noise.unflatten(1, (R, num_columns)).to(self.root.dtype)
         return replace(self, root=self.root @ noise / num_columns**0.5)
 
     def subset(self, index: Int[Tensor, " n"]) -> Expansion:
-        """Some of the examples; the log-likelihood stays that of all."""
+        """Some of the examples of this process; the log-likelihood stays that of all."""
         return replace(
             self,
             inputs=take(self.inputs, index),
             residual=self.residual[index],
             root=self.root[index],
             targets=None if self.targets is None else self.targets[index],
+            counts=None,
         )
 
     def joined(self, other: Expansion) -> Expansion:
@@ -201,7 +241,14 @@ class Expansion:
             targets=None
             if self.targets is None or other.targets is None
             else torch.cat([self.targets, other.targets.to(self.targets.dtype)]),
+            counts=None
+            if self.counts is None or other.counts is None
+            else tuple(own + more for own, more in zip(self.counts, other.counts, strict=True)),
         )
+
+
+def _counts(team: Team, own: int) -> tuple[int, ...] | None:
+    return team.counts(own) if team.size > 1 else None
 
 
 def _outputs(features: NetworkFeatures, inputs: Inputs) -> Float[Tensor, "N K"]:

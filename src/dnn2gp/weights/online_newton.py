@@ -27,6 +27,7 @@ from dnn2gp.network.inputs import concatenate
 from dnn2gp.support.errors import DivergedError, InputError, NotPositiveDefiniteError
 from dnn2gp.support.memory import require
 from dnn2gp.support.numbers import positive_number
+from dnn2gp.support.processes import ALONE, Team
 from dnn2gp.support.randomness import own_generator
 from dnn2gp.weights.curvature import Curvature, Evaluation
 from dnn2gp.weights.expansion import Expansion
@@ -112,6 +113,8 @@ class OnlineNewton:
     momentum: float = 0.0
     temperature: float = 1.0
     antithetic: bool = False
+    team: Team = ALONE
+    """The processes that share each batch; `features` sums over the examples of this one only."""
 
     def __post_init__(self) -> None:
         check_step_settings(self.num_data, self.num_samples, self.momentum, self.temperature, self.antithetic)
@@ -165,7 +168,8 @@ class OnlineNewton:
                 self.curvature.evaluate(self.features.at(w), batch, self.likelihood, dense=self.structure == Dense())
                 for w in step.samples
             ]
-        )
+        ).over(self.team)
+        self.check_count(found.count + (0 if step.evaluation is None else step.evaluation.count))
         if not all(value.isfinite().all() for value in (found.loss, found.gradient, found.curvature)):
             raise self._diverged(step, batch)
         return replace(

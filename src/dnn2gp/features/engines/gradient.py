@@ -25,7 +25,7 @@ class GradientFeatures(FeatureMap):
         self.jacobian_features = jacobian
         self.anchor, self.memory_budget, self.knowledge = jacobian.anchor, jacobian.memory_budget, jacobian.knowledge
         self.num_weights, self.num_outputs, self.fewest = jacobian.num_weights, 1, jacobian.fewest
-        self.form = form
+        self.form, self.team = form, jacobian.team
 
     @staticmethod
     def pair(inputs: Inputs, residual: Float[Tensor, "N K"]) -> Inputs:

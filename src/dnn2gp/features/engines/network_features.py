@@ -93,7 +93,8 @@ class NetworkFeatures(FeatureMap):
     def restricted(self: Engine, names: list[str], inputs: Inputs) -> Engine:
         """The same engine for fewer weights, the others fixed: columns of J. `inputs` as in the construction."""
         here = self.network.with_state({**self.network.state(), **self.network.layout.unflatten(self.anchor)})
-        return type(self)(here.restricted(names), inputs, memory_budget=self.memory_budget, must_move=False)
+        found = type(self)(here.restricted(names), inputs, memory_budget=self.memory_budget, must_move=False)
+        return found.of_team(self.team)
 
     def check(self, inputs: Inputs) -> Inputs:
         """These inputs, as the network takes them."""
@@ -133,11 +134,11 @@ class NetworkFeatures(FeatureMap):
         return joined(_each(all_pushed, passes), num_examples(inputs))
 
     @torch.inference_mode(False)
-    def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N K S"]) -> Float[Tensor, "P S"]:
+    def own_vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N K S"]) -> Float[Tensor, "P S"]:
         """Jᵀ u for each column u, in reverse mode: one backward pass per column, no Jacobian (but see `jvp`)."""
         check_cotangents(cotangents, num_examples(inputs), self.num_outputs)
         if cotangents.shape[-1] > 2 * self.num_outputs or differentiable(inputs):
-            return super().vjp(inputs, cotangents.to(self.anchor.dtype))
+            return super().own_vjp(inputs, cotangents.to(self.anchor.dtype))
         total = self.anchor.new_zeros(self.num_weights, cotangents.shape[-1])
         for part, own in self._passes(inputs, self._pull_ones, 3 * total.nbytes):
             total += pulled(self.network, self.anchor, own, cotangents[part])
@@ -158,7 +159,7 @@ class NetworkFeatures(FeatureMap):
         for part, own in self._passes(inputs, curved_by_ones, 3 * total.nbytes, "second derivatives"):
             total += curved(self.network, self.anchor, own, residual[part], vectors)
             del own
-        return total
+        return self.team.sum(total)
 
     def _passes(
         self, inputs: Inputs, work: Callable[[Inputs], object], held: int = 0, name: str = ""

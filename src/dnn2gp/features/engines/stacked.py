@@ -28,7 +28,7 @@ class _SeveralMaps(FeatureMap):
         self.maps = tuple(maps)
         self.anchor, self.memory_budget, self.knowledge = first.anchor, first.memory_budget, first.knowledge
         self.num_weights, self.num_outputs = first.num_weights, first.num_outputs
-        self.fewest = max(each.fewest for each in maps)
+        self.fewest, self.team = max(each.fewest for each in maps), first.team
 
     @property
     def name(self) -> str:
@@ -85,10 +85,10 @@ class StackedFeatures(_SeveralMaps):
         check_vectors(vectors, self.num_weights)
         return torch.cat([each.jvp(inputs, vectors) for each in self.maps], 1)
 
-    def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N SK S"]) -> Float[Tensor, "P S"]:
+    def own_vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N SK S"]) -> Float[Tensor, "P S"]:
         """Σ_s J_sᵀ u_s."""
         check_cotangents(cotangents, num_examples(inputs), self.num_outputs)
-        pulled = [each.vjp(inputs, own) for each, own in zip(self.maps, self._split(cotangents), strict=True)]
+        pulled = [each.own_vjp(inputs, own) for each, own in zip(self.maps, self._split(cotangents), strict=True)]
         return torch.stack(pulled).sum(0)
 
     def _split(self, columns: Float[Tensor, "N SK R"]) -> list[Float[Tensor, "N K R"]]:
@@ -115,6 +115,6 @@ class AveragedFeatures(_SeveralMaps):
         """J v, averaged."""
         return torch.stack([each.jvp(inputs, vectors) for each in self.maps]).mean(0)
 
-    def vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N K S"]) -> Float[Tensor, "P S"]:
+    def own_vjp(self, inputs: Inputs, cotangents: Float[Tensor, "N K S"]) -> Float[Tensor, "P S"]:
         """Jᵀ u, averaged."""
-        return torch.stack([each.vjp(inputs, cotangents) for each in self.maps]).mean(0)
+        return torch.stack([each.own_vjp(inputs, cotangents) for each in self.maps]).mean(0)

@@ -43,6 +43,7 @@ class Iterative(Inference):
     """
 
     name = "iterative"
+    shared = True
 
     rank: int = 512
     """Columns of the basis."""
@@ -157,7 +158,8 @@ class Iterative(Inference):
             return Basis.of(curvature.matmul, start, self.rank, width), None
         outputs = model.white_outputs(curvature.sites).to(start.dtype)[:, None]
         start[:, 0] = curvature.pull(outputs)[:, 0]
-        return Basis.of(curvature.matmul, start, self.rank, width - 1), outputs.double().square().sum().item()
+        squares = model.expansion.team.total(outputs.double().square().sum().item())
+        return Basis.of(curvature.matmul, start, self.rank, width - 1), squares
 
     def _curvature(self, model: LinearModel, samples: int | None = None) -> Curvature:
         anchor, features = model.expansion.anchor, model.expansion.features

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dnn2gp.features import FactoredJacobian
 from dnn2gp.inference.linear_model import LinearModel
+from dnn2gp.support.randomness import normal_rows
 
 
 @final
@@ -30,6 +31,7 @@ class Curvature:
             columns=columns,
             held=reserve,
         )
+        self._num_sites, self._own_examples = expansion.num_sites, expansion.own_examples
         self.passes = self.columns = 0
 
     @property
@@ -55,6 +57,12 @@ class Curvature:
         """Φ v."""
         self._count(vectors)
         return self.sites.push(vectors.to(self.dtype))
+
+    def random_sites(self, count: int, generator: torch.Generator) -> Float[Tensor, "M s"]:
+        """ε ~ N(0, I) over the sites of this process, out of those that all processes draw alike."""
+        own, rank = self._own_examples, self.sites.rank
+        rows = slice(own.start * rank, own.stop * rank)
+        return normal_rows(self._num_sites, rows, count, generator, self.sites.features.anchor.to(self.dtype))
 
     def random(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """ε ~ N(0, I), in the dtype of the products."""

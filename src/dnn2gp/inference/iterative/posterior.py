@@ -156,10 +156,8 @@ class IterativePosterior(Posterior):
     def looked_at(self) -> float:
         """The median relative standard deviation of the predictive variances of some training inputs."""
         expansion = self.model.expansion
-        count = min(_LOOKED_AT, expansion.num_examples)
-        index = torch.linspace(0, expansion.num_examples - 1, count).round().long()
-        factors = expansion.features.factors(take(expansion.inputs, index))
-        return self.estimated(factors)[1].median().item()
+        factors = expansion.features.factors(take(expansion.inputs, expansion.spread(_LOOKED_AT)))
+        return expansion.team.gathered(self.estimated(factors)[1]).median().item()
 
     def samples_needed(self, error: float, tolerance: float) -> int:
         """How many samples bring this error below the tolerance: it is proportional to 1/√S for S samples."""

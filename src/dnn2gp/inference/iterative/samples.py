@@ -83,7 +83,7 @@ class Samples:
     ) -> Samples:
         """Draw `count` pairs of samples."""
         prior = curvature.random((curvature.num_weights, count), generator)
-        pulled = curvature.pull(curvature.random((curvature.sites.num_rows, count), generator))
+        pulled = curvature.pull(curvature.random_sites(count, generator))
         found = solve(curvature.shifted, prior + pulled, nystrom.solve, accuracy, max_iterations, "samples")
         differences = nystrom.solve(prior + basis.projected(pulled)) - found.solution
         return Samples(
