@@ -193,3 +193,12 @@ def test_what_does_not_fit_is_refused_before_it_starts(classifier):
     network, data, _ = classifier
     with pytest.raises(MemoryBudgetError, match="A basis of rank"):
         convert(network, data, CategoricalLikelihood(), 1.0, inference=Iterative(), memory_budget=1.5e6)
+
+
+def test_fewer_samples_than_classes():
+    torch.manual_seed(0)
+    x, network = torch.randn(200, 6).double(), nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 10)).double()
+    gp = convert(network, (x, x.argmax(1)), CategoricalLikelihood(), inference=Iterative(rank=32, samples=8))
+    prediction = gp.predict(x[:50])
+    assert bool((torch.linalg.eigvalsh(prediction.latent_covariance)[:, 0] > 0).all())
+    assert gp.leave_one_out().log_prob.isfinite().all()

@@ -152,6 +152,22 @@ def test_the_stated_error_is_that_of_the_estimate_and_below_that_of_samples(shar
     assert errors.square().mean() < plain.square().mean()
 
 
+@pytest.mark.parametrize("count", [1, 4, 8, 19])
+def test_few_samples_of_many_outputs(count):
+    """Fewer samples than outputs know nothing about most directions: V is between 0 and T there, too."""
+    V, total, own, other = _coupled(count, K=10, n=300)
+    found = estimate(total, own, other)
+    shares = torch.linalg.eigvals(torch.linalg.solve(total, found.covariance)).real
+    assert shares.min() > 0
+    assert shares.max() < 1
+    trace = V.diagonal(dim1=1, dim2=2).sum(1)
+    errors = found.covariance.diagonal(dim1=1, dim2=2).sum(1) / trace - 1
+    plain = own.square().sum(1).mean(1) / trace - 1
+    assert errors.square().mean() < plain.square().mean()
+    if count >= 4:  # with fewer samples, the error is a guess, too
+        assert 0.8 < (errors / found.error).square().mean().sqrt() < 1.6
+
+
 def test_without_a_difference_the_estimate_is_exact():
     V, _, own, other = _coupled(16)
     found = estimate(V, own, 0 * other)

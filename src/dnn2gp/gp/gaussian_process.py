@@ -20,7 +20,7 @@ from dnn2gp.gp.calibrated import calibration_for
 from dnn2gp.gp.function_samples import FunctionSamples
 from dnn2gp.gp.leave_one_out import LeaveOneOut, leave_one_out, own_noise
 from dnn2gp.gp.means import mean_of
-from dnn2gp.gp.outliers import novelty_of, threshold
+from dnn2gp.gp.outliers import exceeded_by, novelties, scores
 from dnn2gp.inference import (
     AveragedPredictive,
     Cost,
@@ -168,7 +168,8 @@ class GaussianProcess:
 
         One number per output; for exclusive classes, one per input. See `dnn2gp.inference.novelty`.
         """
-        found = self._novelty(inputs, self.predict(inputs))
+        prior = self._prior_covariance(self._checked(inputs))
+        found = novelties(self.predict(inputs), self.likelihood, prior).to(self.features.anchor.dtype)
         return found.reshape(len(found), *self.network.output_shape) if found.ndim > 1 else found
 
     def outlier_score(self, inputs: Inputs) -> Float[Tensor, "N *shape"]:
@@ -177,9 +178,7 @@ class GaussianProcess:
         It is large where the class is uncertain and the training data say little. Neither alone is enough: ambiguous
         examples of known classes have a large entropy, and some familiar ones have a large novelty.
         """
-        prediction = self.predict(inputs)
-        entropy = prediction.entropy
-        return entropy * self._novelty(inputs, prediction).to(entropy.dtype).reshape(entropy.shape)
+        return scores(self.predict(inputs), self.likelihood, self._prior_covariance(self._checked(inputs)))
 
     def outlier_threshold(self, familiar: Inputs | None = None, false_alarms: float = 0.05) -> float:
         """The outlier score above which to call an input unfamiliar, so that a share of familiar ones is called so too.
@@ -190,14 +189,20 @@ class GaussianProcess:
                 inputs, somewhat more will then exceed the threshold, because the network was trained on these.
             false_alarms: The share of the familiar inputs whose score is larger, between 0 and 1.
         """
-        return threshold(self, familiar, false_alarms)
+        if familiar is not None:
+            return exceeded_by(false_alarms, self.outlier_score(familiar))
+        with self.team.together():
+            prediction, inputs = self.leave_one_out().prediction, self.model.expansion.inputs
+            prior = self.team.gathered(self._prior_covariance(inputs))
+        return exceeded_by(false_alarms, scores(prediction, self.likelihood, prior))
 
-    def _novelty(self, inputs: Inputs, prediction: Predictive) -> Float[Tensor, "N *K"]:
+    def _prior_covariance(self, inputs: Inputs) -> Float[Tensor, "N K K"]:
+        """J V₀ Jᵀ at each input, in float64."""
         if self.num_maps > 1:
             raise InputError(
                 "novelty: expected the features of one network; got those of several samples of its weights."
             )
-        return novelty_of(prediction, self._checked(inputs), self).to(self.features.anchor.dtype)
+        return self.features.covariance(inputs, self.prior.precision.double()).double()
 
     def leave_one_out(self) -> LeaveOneOut:
         """The prediction of each training example by the GP of all others, in closed form.

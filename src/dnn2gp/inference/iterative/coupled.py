@@ -9,6 +9,9 @@ likelihood, given both samples, solves
 with Ŝ the empirical covariances. It lies between 0 and T, and in the basis in which T = I and V, D are diagonal the
 variance of its entry (i, j) is  v d / (v + d) / S  with v = vᵢvⱼ and d = dᵢdⱼ, twice that on the diagonal: never more
 than that of Ŝ_V alone, and little where D is small.
+
+With S < 2K samples, Ŝ_V and Ŝ_D say too little about K × K matrices. As many pseudo-samples as are missing then stand
+beside them, for which V and D are the same shares of T in all directions.
 """
 
 from __future__ import annotations
@@ -45,8 +48,7 @@ def estimate(
 ) -> Estimate:
     """V from T, Jθ and Jη, in float64; differentiable with respect to all three."""
     count = samples.shape[2]
-    own = samples @ samples.mT / count
-    other = differences @ differences.mT / count
+    own, other = _completed(total, samples @ samples.mT / count, differences @ differences.mT / count, count)
     with torch.no_grad():
         root, inverse, none = _roots(total.detach())
         first, second = (inverse @ each.detach() @ inverse.mT + torch.diag_embed(none / 2) for each in (own, other))
@@ -56,9 +58,27 @@ def estimate(
     mixed = weight * (turn @ own @ turn.mT) + (1 - weight) * (turn @ (total - other) @ turn.mT)
     covariance = back @ mixed @ back.mT
     spread = (back.mT @ back).square()
-    error = (2 * (spread * variance).sum((1, 2)) / count).sqrt()
+    unknown = _missing(total, count) / (count + _missing(total, count))
+    error = (2 * (1 + unknown) * (spread * variance).sum((1, 2)) / count).sqrt()
     trace = covariance.diagonal(dim1=1, dim2=2).sum(1).detach()
     return Estimate(_symmetric(covariance), error / trace)
+
+
+def _completed(
+    total: Float[Tensor, "n K K"], own: Float[Tensor, "n K K"], other: Float[Tensor, "n K K"], count: int
+) -> tuple[Float[Tensor, "n K K"], Float[Tensor, "n K K"]]:
+    """Ŝ_V and Ŝ_D. With fewer than 2K samples, mixed with t T and (1 − t) T, where t is the share of tr V in tr T."""
+    missing = _missing(total, count)
+    if not missing:
+        return own, other
+    first, second = (each.diagonal(dim1=1, dim2=2).sum(1)[:, None, None] for each in (own, other))
+    share, weight = first / (first + second).clamp(min=torch.finfo(total.dtype).tiny), missing / (count + missing)
+    return torch.lerp(own, share * total, weight), torch.lerp(other, (1 - share) * total, weight)
+
+
+def _missing(total: Float[Tensor, "n K K"], count: int) -> int:
+    """2K − S, or 0."""
+    return max(0, 2 * total.shape[1] - count)
 
 
 def _weights(v: Float[Tensor, "n K"]) -> tuple[Float[Tensor, "n K K"], Float[Tensor, "n K K"]]:
