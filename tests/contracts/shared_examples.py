@@ -16,8 +16,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 import dnn2gp
+import dnn2gp.network.streamed as streamed
 from dnn2gp import (
     OGN,
     VOGGN,
@@ -36,6 +38,7 @@ from dnn2gp import (
     Processes,
     WeightSpace,
 )
+from dnn2gp.network.inputs import OnDemand
 from dnn2gp.support.errors import InputError, ProcessError
 from dnn2gp.weights import Expansion
 
@@ -179,6 +182,37 @@ def own_shares(processes: Processes | None) -> dict[str, Answers]:
     return {"own shares": of_gp(dnn2gp.convert(network(2), (x[part], y[part]), GaussianLikelihood(), **settings))}
 
 
+def on_demand(processes: Processes | None, folder: Path | None = None) -> dict[str, Answers]:
+    """A Dataset that does not fit, of which every process reads its share; a single process has it in memory."""
+    x, y, _ = data()
+    settings = {"mean": LinearisedMode(), "structure": Dense(), "processes": processes}
+    kept = streamed._SMALL, streamed._MOST, streamed._KEPT
+    try:
+        if processes is not None:
+            streamed._SMALL, streamed._MOST, streamed._KEPT = 0.0, 6, 3
+        examples = [(*pair,) for pair in zip(x, y, strict=True)]
+        gp = dnn2gp.convert(network(3), Listed(examples), CategoricalLikelihood(), 1.0, **settings)
+        assert isinstance(gp.model.expansion.inputs, OnDemand) == (processes is not None)
+        if folder is not None:
+            dnn2gp.save(gp, folder / "on_demand.safetensors")
+        return {"on demand": of_gp(gp) | of_diagnosis(gp)}
+    finally:
+        streamed._SMALL, streamed._MOST, streamed._KEPT = kept
+
+
+class Listed(Dataset):
+    """A list of examples as a Dataset."""
+
+    def __init__(self, examples: list) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> tuple:
+        return self.examples[index]
+
+
 def steps(processes: Processes | None) -> dict[str, Answers]:
     x, y, _ = data()
     found = {}
@@ -196,13 +230,14 @@ def steps(processes: Processes | None) -> dict[str, Answers]:
     return found
 
 
-def answers(processes: Processes | None) -> dict[str, Answers]:
+def answers(processes: Processes | None, folder: Path | None = None) -> dict[str, Answers]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {
             **classifiers(processes),
             **regressions(processes),
             **own_shares(processes),
+            **on_demand(processes, folder),
             **steps(processes),
         }
 
@@ -294,7 +329,7 @@ def main(rank: int, size: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
     processes = Processes()
-    found: dict[str, object] = {"answers": answers(processes)}
+    found: dict[str, object] = {"answers": answers(processes, folder)}
     traffic = processes.traffic
     found["traffic"] = traffic.sums, traffic.exchanges, traffic.bytes, traffic.seconds
     saved(processes, folder)

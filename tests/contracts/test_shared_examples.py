@@ -54,7 +54,7 @@ def one() -> dict[str, shared_examples.Answers]:
 
 
 def test_answers_are_those_of_one_process(several: tuple[Found, Path], one: dict[str, shared_examples.Answers]) -> None:
-    exact = dict.fromkeys(("mode", "blocks", "own noise", "VOGN", "OGN", "VOGGN"), 1e-10)
+    exact = dict.fromkeys(("mode", "blocks", "on demand", "own noise", "VOGN", "OGN", "VOGGN"), 1e-10)
     tolerances = {**exact, "small noise": 1e-6}  # others have a δ that a search has found
     for found in several[0]:
         answers = found["answers"]
@@ -84,6 +84,15 @@ def test_the_file_has_the_data_of_all_processes(
     torch.testing.assert_close(prediction.latent_covariance, expected["covariance"], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(left.log_prob, expected["log prob"], rtol=1e-9, atol=1e-12)
     assert abs(float(gp.evidence()) - expected["evidence"].item()) < 1e-9
+
+
+def test_the_file_of_data_on_demand_has_all_targets(
+    several: tuple[Found, Path], one: dict[str, shared_examples.Answers]
+) -> None:
+    x, y, _ = shared_examples.data()
+    gp = dnn2gp.load(several[1] / "on_demand.safetensors", shared_examples.network(3), data=(x, y))
+    left, expected = gp.leave_one_out(), one["on demand"]
+    torch.testing.assert_close(left.log_prob, expected["log prob"], rtol=1e-9, atol=1e-12)
 
 
 def test_traffic_is_counted(several: tuple[Found, Path]) -> None:
