@@ -1,4 +1,4 @@
-"""One process and several that share the examples: seconds and bytes per pass over the data, LeNet-5.
+"""Seconds and bytes per pass over the data, LeNet-5: one process compared with several that share the examples.
 
     python -m benchmarks.processes                     # 2 processes, 2,000 images; writes results/processes.json
     python -m benchmarks.processes --processes 1 2 4   # other numbers of processes
@@ -6,7 +6,7 @@
 
 Each process has one thread, and all of them are on this machine, connected by gloo. A pass is the product of ΦᵀΦ with
 64 vectors, the diagonal of JᵀΛJ, the Kronecker factors, or a step of VOGN on 256 images. Bytes are those that one
-process sends. DNN2GP_DATA names the folder of the images; without MNIST, they are random.
+process sends. DNN2GP_DATA is the folder that contains MNIST; without it, the images are random.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def images(count: int) -> Data:
 
 
 def works(data: Data, processes: Processes | None) -> dict[str, Callable[[], object]]:
-    """The passes by name."""
+    """The passes that are measured, by name."""
     team: Team = processes or ALONE
     torch.manual_seed(0)
     module, likelihood = lenet5(), CategoricalLikelihood()
@@ -75,7 +75,7 @@ def works(data: Data, processes: Processes | None) -> dict[str, Callable[[], obj
 
 
 def measured(data: Data, processes: Processes | None) -> list[Row]:
-    """The median time of each pass, and what it sent, after one pass to warm up."""
+    """The median time of each pass and the bytes sent, after one pass to warm up."""
     rows: list[Row] = []
     for name, work in works(data, processes).items():
         work()
@@ -108,7 +108,7 @@ def _process(rank: int, size: int, port: int, count: int, folder: str) -> None:
 
 
 def run(size: int, count: int) -> list[Row]:
-    """The rows of process 0 of this many."""
+    """Run this many processes; the rows are those of process 0."""
     with socket.socket() as tried:
         tried.bind(("127.0.0.1", 0))
         port = tried.getsockname()[1]
@@ -118,7 +118,7 @@ def run(size: int, count: int) -> list[Row]:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print the table and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--examples", type=int, default=2000)

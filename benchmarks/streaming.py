@@ -1,11 +1,11 @@
-"""A conversion with data that are never in memory as a whole: 60,000 images of 3 × 32 × 32, made on demand.
+"""Convert with data that are never in memory as a whole: 60,000 images of 3 × 32 × 32, generated on demand.
 
     python -m benchmarks.streaming                              # Iterative(rank=32, samples=8) and Diagonal(), 2 GB
     python -m benchmarks.streaming --examples 6000 --budget 2e8 # a tenth of it
     python -m benchmarks.streaming --inference diagonal --workers 2
 
-Prints the growth of the resident memory of this process at its peak (that of workers does not count), how many times
-all images were read, and the seconds for each of these passes. Linux only.
+Prints the peak growth of the resident memory of this process (without workers), the number of passes over the images,
+and the seconds per pass. Linux only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INFERENCES: dict[str, Inference] = {
 
 
 class MadeImages(Dataset):
-    """Images of noise, each from a seed of its own; the class is the brightest of ten columns."""
+    """Images of noise, each from its own seed; the class is the brightest of the first ten columns."""
 
     def __init__(self, count: int) -> None:
         self.count, self.reads = count, Value("q", 0)
@@ -57,11 +57,11 @@ def network() -> nn.Module:
 
 
 def measured(name: str, examples: int, budget: float, workers: int) -> dict[str, object]:
-    """Convert once, and measure."""
+    """Convert once, and return what was measured."""
     data = MadeImages(examples)
     _warm_up()
     before = psutil.Process().memory_info().rss
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
+    Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
     start = time.perf_counter()
     loader = DataLoader(data, batch_size=256, num_workers=workers)
     convert(
@@ -94,13 +94,13 @@ def _warm_up() -> None:
 
 
 def _peak() -> int:
-    """The largest resident memory since the mark was reset."""
+    """The peak resident memory since the high-water mark was reset."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 
 
 def main() -> None:
-    """Measure what the options ask for; one line of JSON for each conversion."""
+    """Run the conversions that the options ask for, and print one line of JSON for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=60_000)
     parser.add_argument("--budget", type=float, default=2e9, help="in bytes")

@@ -36,7 +36,7 @@ def main() -> None:
     if not first:
         warnings.simplefilter("ignore")  # the others have the same warnings
     gp = convert(network, train, CategoricalLikelihood(), inference=method, processes=processes, progress=not smoke)
-    evidence, left_out = gp.evidence(), gp.leave_one_out()  # in all processes: these need the data of the others
+    evidence, left_out = gp.evidence(), gp.leave_one_out()  # in all processes: these need everyone's data
     if first:  # predictions do not
         probabilities = gp.predict(test[0]).probabilities
         print(f"log evidence {evidence.value:.2f}, leave-one-out NLL {left_out.nll:.3f}")
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def started() -> Processes | None:
-    """The processes that torchrun has started, or None without it."""
+    """The processes that torchrun has started, or None if the script was started without it."""
     if "RANK" not in os.environ:
         return None
     if torch.cuda.is_available():
@@ -61,7 +61,7 @@ def started() -> Processes | None:
 
 
 def trained(data: tuple[Tensor, Tensor], steps: int, processes: Processes | None) -> nn.Module:
-    """A small network, the same in all processes because of the seed; each evaluates its share of every batch."""
+    """A small network. Each process evaluates its share of every batch; the seed makes the result the same in all."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)).double().to(data[0].device)
     optimizer = VOGN(network, CategoricalLikelihood(), len(data[1]), steps=steps, processes=processes)

@@ -1,6 +1,6 @@
-"""Which networks are measured, on splits of the data that no choice was based on.
+"""The networks that are measured, on splits of the data that no choice was based on.
 
-The recipe of `dnn2gp.gp.automatic` was chosen on split 0 of the first eight sets, after looks at splits 1 to 4.
+The recipe of `dnn2gp.gp.automatic` was chosen on split 0 of the first eight sets; splits 1 to 4 have been looked at.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from benchmarks.calibration.regression import REGRESSIONS, RegressionCase
 SPLITS = (5, 6)
 """Splits of the data that no choice was based on."""
 REGRESSION_SPLITS = (5, 6, 7, 8)
-"""The same for regressions: test sets have a few hundred examples, so the coverage of one varies by two points."""
+"""The same for regressions; more of them, as the coverage of a few hundred test examples varies by two points."""
 
 
 def _small() -> list[Case]:

@@ -78,7 +78,7 @@ LARGER_SETS: dict[str, tuple[Callable[[], tuple], int]] = {
     "generated, 3 classes": (generated(1, 3, 10, 6, 0.05, 3000), 1000),
 }
 """The same at minima, where leave-one-out NLLs are compared with test NLLs: with 300 examples, chance alone moves each
-of them by up to 0.05 nats."""
+NLL by up to 0.05 nats."""
 IMAGES = {"MNIST": "mnist", "Fashion-MNIST": "fashion_mnist"}
 NUM_IMAGES = 1500, 500, 2000
 """Images to train, to validate and to test."""

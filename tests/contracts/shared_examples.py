@@ -1,7 +1,7 @@
 """One of several processes that share the examples: `python shared_examples.py rank size port folder`.
 
-It writes its answers to the folder, which a test compares with those of a single process, and then what it says to
-mistakes. In the end, the last process kills itself while the others compute.
+It writes its answers to the folder, for a test that compares them with those of a single process, and then the errors
+that it raises for mistakes. In the end, the last process kills itself while the others compute.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def network(outputs: int) -> nn.Module:
 
 
 class Convolution(nn.Module):
-    """A convolution, whose weights are used at several positions, and one of two biases that a class looks up."""
+    """A convolution, whose weights are used at several positions, and a lookup of one of two biases."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def seeded() -> torch.Generator:
 
 
 def of_gp(gp: dnn2gp.GaussianProcess) -> Answers:
-    """Whatever a GP says that is not about its training data, and what it says about these."""
+    """All answers of a GP: those for new inputs, and those about its training data."""
     prediction, calibration = gp.predict(test_inputs()), gp.calibration
     found = {
         "mean": prediction.latent_mean,
@@ -183,7 +183,7 @@ def own_shares(processes: Processes | None) -> dict[str, Answers]:
 
 
 def on_demand(processes: Processes | None, folder: Path | None = None) -> dict[str, Answers]:
-    """A Dataset that does not fit, of which every process reads its share; a single process has it in memory."""
+    """A Dataset of which each process reads its share on demand; a single process has it in memory."""
     x, y, _ = data()
     settings = {"mean": LinearisedMode(), "structure": Dense(), "processes": processes}
     kept = streamed._SMALL, streamed._MOST, streamed._KEPT
@@ -250,7 +250,7 @@ def saved(processes: Processes, folder: Path) -> None:
 
 
 def mistakes(processes: Processes) -> dict[str, str]:
-    """What every process says to them: the type of the error and its words."""
+    """The error that this process raises for each mistake: its type and its message."""
     x, _, y = data()
     own, other = network(2), network(2)
     rank, likelihood = processes.rank, GaussianLikelihood(0.3)
@@ -298,7 +298,7 @@ def _step(module: nn.Module, likelihood: GaussianLikelihood, processes: Processe
 
 
 def slow(processes: Processes) -> str:
-    """What process 0 says when another does not come."""
+    """The error of process 0 when another process does not arrive in time."""
     others = dist.new_group(list(range(processes.size)))
     team = Processes(others, timeout=0.5)
     if processes.rank == 0:
@@ -312,7 +312,7 @@ def slow(processes: Processes) -> str:
 
 
 def killed(processes: Processes) -> tuple[str, float]:
-    """What the others say when the last process is killed, and after how many seconds."""
+    """The error of the other processes when the last one is killed, and the seconds until they raise it."""
     x, _, y = data()
     if processes.rank == processes.size - 1:
         dnn2gp.convert(network(2), (x, y), GaussianLikelihood(0.3), 1.0, processes=processes)

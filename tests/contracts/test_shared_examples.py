@@ -1,4 +1,4 @@
-"""Two and three processes that share the examples give the answers of one, and errors instead of waiting in vain."""
+"""Two and three processes that share the examples give the same answers as one, and raise errors instead of hanging."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 def started(size: int, folder: Path) -> Found:
-    """What each process has found; the last one is killed in the end."""
+    """What each process found; the last one is killed in the end."""
     port = free_port()
     processes = [forked.Process([SCRIPT, rank, size, port, folder], checked=False) for rank in range(size)]
     ended = [process.wait(240) for process in processes]
@@ -55,7 +55,7 @@ def one() -> dict[str, shared_examples.Answers]:
 
 def test_answers_are_those_of_one_process(several: tuple[Found, Path], one: dict[str, shared_examples.Answers]) -> None:
     exact = dict.fromkeys(("mode", "blocks", "on demand", "own noise", "VOGN", "OGN", "VOGGN"), 1e-10)
-    tolerances = {**exact, "small noise": 1e-6}  # others have a δ that a search has found
+    tolerances = {**exact, "small noise": 1e-6}  # in the other cases, a search finds δ
     for found in several[0]:
         answers = found["answers"]
         assert len(answers) >= 10

@@ -1,4 +1,4 @@
-"""convert with a mean says so if the exact posterior makes probabilities too cautious."""
+"""`convert` with a mean warns if the exact posterior makes probabilities too cautious."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinim
 
 
 def _trained(num_classes: int):
-    """A network with many more weights than it needs for clusters that are far apart."""
+    """A network with many more weights than it needs to separate clusters that are far apart."""
     torch.manual_seed(0)
     labels = torch.arange(60) % num_classes
     centres = 4 * torch.eye(num_classes, 6)

@@ -1,4 +1,4 @@
-"""A GP whose training data are read on demand is the one with the data in memory, in every answer."""
+"""A GP whose training data are read on demand gives the same answers as one with the data in memory."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def everything_is_large(monkeypatch):
 
 
 def both(dataset: Made, module: nn.Module, likelihood, workers: int = 0, **settings):
-    """The GPs with the data in memory, and with the dataset."""
+    """The GP with the data in memory, and the one with the dataset."""
     expected = convert(module, dataset.tensors(), likelihood, 0.7, **settings)
     data = DataLoader(dataset, batch_size=4, num_workers=workers) if workers else dataset
     found = convert(module, data, likelihood, 0.7, **settings)
@@ -119,7 +119,7 @@ INFERENCES = [
 
 @pytest.mark.parametrize("inference", INFERENCES, ids=repr)
 def test_classification(inference):
-    """With the default mean and calibration for the first."""
+    """The first inference has the default mean and calibration."""
     mean = None if inference == WeightSpace() else NetworkOutput()
     expected, found = both(Made(), network(), CLASSES, inference=inference, mean=mean)
     same_predictions(expected, found)
@@ -198,7 +198,7 @@ def test_data_that_change_after_the_conversion():
 
 
 class Interrupted(nn.Module):
-    """A network that is Ctrl-C at its 40th call."""
+    """A network whose 40th call raises KeyboardInterrupt, like Ctrl-C."""
 
     calls = 0
 

@@ -154,7 +154,7 @@ def test_the_stated_error_is_that_of_the_estimate_and_below_that_of_samples(shar
 
 @pytest.mark.parametrize("count", [1, 4, 8, 19])
 def test_few_samples_of_many_outputs(count):
-    """Fewer samples than outputs know nothing about most directions: V is between 0 and T there, too."""
+    """Fewer samples than outputs say nothing about most directions: V is between 0 and T there, too."""
     V, total, own, other = _coupled(count, K=10, n=300)
     found = estimate(total, own, other)
     shares = torch.linalg.eigvals(torch.linalg.solve(total, found.covariance)).real

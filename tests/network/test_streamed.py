@@ -1,4 +1,4 @@
-"""Datasets that are read on demand: the same examples in every pass, or an error; and no worker is left behind."""
+"""Datasets that are read on demand: every pass has the same examples or raises an error, and leaves no workers."""
 
 from __future__ import annotations
 

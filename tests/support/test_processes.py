@@ -1,4 +1,4 @@
-"""What needs no second process: shares, one process alone, and digests. tests/contracts has the rest."""
+"""The parts that need no second process: shares, `ALONE`, and digests. tests/contracts has the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dnn2gp.support.randomness import normal_rows
 
 
 class Numbered(Team):
-    """A process that only knows its number."""
+    """A process that knows only its rank and the size."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -75,7 +75,7 @@ def test_digests_tell_values_apart_but_not_objects() -> None:
     values = [1.0, "a", None, torch.zeros(2), torch.zeros(2, 1), torch.zeros(2).double(), {"a": torch.ones(1)}, [1, 2]]
     assert len({_digest(value) for value in values}) == len(values)
     assert _digest(nn.Linear) == _digest(nn.Linear)
-    assert _digest(lambda: 0) == _digest(lambda: 1)  # which differ in nothing but their addresses
+    assert _digest(lambda: 0) == _digest(lambda: 1)  # they differ only in their addresses
     assert _digest(torch.zeros(3, 2).T) == _digest(torch.zeros(2, 3))
     assert _digest(torch.tensor(1.0)) != _digest(torch.tensor(2.0))
     assert all(_digest(value) < 2**63 for value in values)

@@ -54,8 +54,8 @@ class FactoredJacobian:
     They are stored in the form used in products, with V^{½} and in their dtype, so that this is done once; where
     that does not fit, because V^{½} mixes weights or the dtype is wider, they are kept without it.
 
-    If several processes share the examples (`FeatureMap.team`), M counts those of this process: Φv and Φ itself are its
-    rows, whereas Φᵀu and ΦᵀΦv are the sums over the rows of all of them.
+    If several processes share the examples (`FeatureMap.team`), Φ has only the M rows of this process, and so does Φv,
+    whereas Φᵀu and ΦᵀΦv are sums over the rows of all processes.
     """
 
     def __init__(

@@ -199,7 +199,7 @@ class Factors:
         return total
 
     def push(self, vectors: Float[Tensor, "P S"], dtype: torch.dtype | None = None) -> Float[Tensor, "n R S"]:
-        """J v, in the dtype of the factors or another one: only one block at a time is converted to that."""
+        """J v, in the dtype of the factors or in `dtype`: only one block at a time is converted."""
         dtype = self.dtype if dtype is None else dtype
         vectors = vectors.to(dtype)
         shape = self.num_examples, self.num_rows, vectors.shape[1]

@@ -5,8 +5,8 @@ it that are as large as the memory budget allows (`budget/chunked.py`), and kern
 
     J     rows of all examples, (N·Q) × P          Σ = precision⁻¹     a covariance of the weights
 
-A sum over examples (vjp, the GGN and its parts) is a sum over those of all processes of the `team`; everything else is
-about the inputs that are passed.
+Sums over examples (vjp, the GGN and its parts) are over the examples of all processes of the `team`; everything else
+concerns only the inputs that are passed.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def kronecker_factors(
 
 
 def _summed(team: Team, sums: list[KroneckerFactors], shares: list[int]) -> list[int]:
-    """Add up A, G and the numbers of pairs over the processes, all of them at once; the numbers are returned."""
+    """Sum A, G (both in place) and the numbers of pairs over the processes in one exchange; return these numbers."""
     parts = [
         part for each, count in zip(sums, shares, strict=True) for part in ([each.A, each.G] if count else [each.G])
     ]

@@ -189,7 +189,7 @@ def _left_out(expansion: Expansion, latent: Latent, mode: Posterior) -> tuple[Le
 def _some(expansion: Expansion, likelihood: Likelihood) -> tuple[Expansion, Likelihood]:
     """At most `_EXAMPLES` examples, evenly spread, and their likelihood with the noise of each.
 
-    If several processes share the examples, the likelihood is that of the chosen examples of all processes.
+    If several processes share the examples, a Gaussian likelihood has the noise of the chosen examples of all of them.
     """
     index = expansion.spread(_EXAMPLES)
     if isinstance(likelihood, GaussianLikelihood):

@@ -21,11 +21,11 @@ _SCALES, _TEMPERATURES, _NOISES = (1e-6, 1e2), (0.05, 20.0), (0.05, 20.0)
 _STARTS = (1.0, 0.1, 0.01)
 # A scale below the first of these does not affect probabilities, so the prior of log a treats it like 0.
 _GUESSED, _SPREAD, _NARROW = (1e-3, 1.0), 2.0, 0.5
-# The prior of log τ is narrower by this factor for τ < 1, if the examples were trained on.
+# For τ < 1, the prior of log τ is narrower by this factor if the network was trained on the examples.
 _SHARPER = 0.25
 # The mean mutual information of familiar inputs as a share of log K, and the accuracy of its log a.
 _FAMILIAR, _FINE = 0.25, 0.02
-# Examples whose NLL is differentiated at once: the graph holds all points of each.
+# The number of examples whose NLL is differentiated at once: the graph holds all points of each.
 _TOGETHER = 200
 POINTS = 256
 """Points of an average while the calibration is searched."""
@@ -60,8 +60,9 @@ def best_calibration(
     data replaces τ = s = 1 as the centre of this prior, whose standard deviation is then ½ (the better of ½ and 1 on
     split 0 of docs/calibration.md), and is the centre of a prior of log a with a standard deviation of 2.
 
-    `seen` says that these are leave-one-out predictions of the training examples. What the features have memorised of
-    them makes predictions look better than they are, so the prior of log τ is four times as narrow below 0.
+    `seen` says that these are leave-one-out predictions of the training examples. The features have memorised something
+    of these examples, which makes the predictions look better than they are. So below 0, the prior of log τ has a
+    quarter of the standard deviation.
     """
     search = _Search(averages, targets, _second(likelihood), sharper, guess, seen)
     found = [search.run(start) for start in _STARTS] if scale is None else [search.alone(scale)]
@@ -156,7 +157,7 @@ class _Search:
         return [(log(low) if self.sharper else 0.0, log(high))]
 
     def _nll(self, scale: Tensor | float, second: Tensor | float | None, part: slice | None = None) -> Tensor:
-        """The share of some examples in the penalised mean NLL, by default all of it."""
+        """What some examples contribute to the penalised mean NLL; by default, all of it."""
         settings = {} if self.second is None or second is None else {self.second: second}
         averages, targets = self.averages, self.targets
         if part is not None:
@@ -172,7 +173,7 @@ class _Search:
             centre = 1.0 if self.guess is None else getattr(self.guess, self.second)
             spread = 1.0 if self.guess is None else _NARROW
             gap = torch.as_tensor(second).log() - log(centre)
-            if self.seen and self.second == "temperature":  # as an expression that is differentiable at 0
+            if self.seen and self.second == "temperature":  # differentiable at 0
                 gap = gap.clamp(min=0) + gap.clamp(max=0) / _SHARPER
             total = total + 0.5 * (gap / spread).square()
         if self.guess is not None:

@@ -1,4 +1,4 @@
-"""The warning of convert about probabilities that the exact posterior makes too cautious."""
+"""A warning of `convert` if the exact posterior makes probabilities too cautious."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dnn2gp.inference.averages import SoftmaxAverages, averages
 from dnn2gp.likelihoods import CategoricalLikelihood, Likelihood
 from dnn2gp.support.errors import CautiousWarning, warn_user
 
-# Training examples that are looked at, points of an average, and by how much confidence may be below accuracy.
+# The number of training examples to look at, the points per average, and how far confidence may be below accuracy.
 _EXAMPLES, _POINTS, _MOST = 100, 256, 0.1
 
 
 def warn_if_cautious(posterior: Posterior, likelihood: Likelihood) -> None:
-    """Warn if the averaged probabilities of training examples are much lower than the share that is predicted right."""
+    """Warn if the mean confidence on training examples is much lower than the accuracy on them."""
     expansion = posterior.model.expansion
     if not isinstance(likelihood, CategoricalLikelihood) or expansion.targets is None:
         return

@@ -77,7 +77,7 @@ def convert(
 
     network          any nn.Module; its weights with requires_grad are the ones that get a posterior
     data             the training set: (inputs, targets), a Dataset, or a DataLoader that does not shuffle; examples of
-                     a Dataset that would take more than an eighth of the memory budget are read when they are needed
+                     a Dataset that would take more than an eighth of the memory budget are read on demand
     likelihood       the loss it was trained with, e.g. CategoricalLikelihood(); GaussianLikelihood() leaves the noise
                      σ open, so that it is tuned by the evidence too
     prior_precision  δ of the L2 penalty ½ δ wᵀw on the *summed* loss: one number, one per layer, or one per weight
@@ -98,7 +98,7 @@ def convert(
     memory_budget    in bytes; by default half of the free memory
     progress         whether to show progress bars
     processes        Processes(): the processes that share the examples, e.g. those that torchrun has started. All of
-                     them call convert with the same arguments, and get the same GP
+                     them must call convert with the same arguments, and all get the same GP
     """
     team = team_of(processes)
     with team.together(), show_progress(progress and team.rank == 0), anomalies_explained():
@@ -137,7 +137,7 @@ def convert(
                 warn_if_moved(found.posterior, likelihood, network, None if tuned is None else tuned.words)
                 if mean is not None and validation is None:
                     warn_if_cautious(found.posterior, likelihood)
-                _ = found.posterior.mean  # predictions need no sums over the training data afterwards
+                _ = found.posterior.mean  # so that predictions need no sums over the training data
         team.agree({"results (is validation= the same?)": [found.calibration, found.posterior.mean]})
         result = None if tuned is None else tuned.result
         gp = GaussianProcess(jacobian, found.posterior, likelihood, result, found.calibration)
@@ -259,7 +259,7 @@ def _prepared(
 ) -> tuple[Network, Likelihood, Inputs, Tensor]:
     """The network as a function of the weights that get a posterior, and the data in the form that it takes.
 
-    If several processes share the data, they are those of this process.
+    If several processes share the data, the inputs and targets are those of this process.
     """
     function = Network(network, training.inputs)
     if subset is not None:
@@ -277,13 +277,13 @@ def _prepared(
 def _data_bytes(features: NetworkFeatures, inputs: Inputs, targets: Tensor) -> int:
     """The memory for the data, if it fits into the budget: a copy of it, and its outputs, residuals and roots S.
 
-    Of inputs that are read on demand, two parts are in memory beside the one that is used, with a checksum of each.
+    For inputs that are read on demand, this counts two parts besides the one in use, and a checksum per example.
     """
     copies = targets.nbytes + sum(leaf.nbytes for leaf in leaves(example_of(inputs)))
     if isinstance(inputs, OnDemand):
         copies += (2 * inputs.most - 1) * (copies - targets.nbytes) + 8 * inputs.num_examples
     roots = num_examples(inputs) * features.num_outputs * (features.num_outputs + 2) * features.anchor.element_size()
-    what = "A part of the data" if isinstance(inputs, OnDemand) else "A copy of the data"
+    what = "A part of the inputs, and all targets" if isinstance(inputs, OnDemand) else "A copy of the data"
     if copies + 4 * roots > SMALL:  # four while they are computed
         require(
             copies + 4 * roots,

@@ -195,8 +195,8 @@ def diagnose(
         )
     if details and gp.team.size > 1:
         raise InputError(
-            "details: expected False if several processes share the examples, because function space needs all of "
-            "them in one process. Save the GP, and diagnose the one that load returns."
+            "details: expected False, because several processes share the examples, and function space needs all of "
+            "them in one process. Save the GP, load it in a single process, and diagnose that one."
         )
     generator = generator or torch.Generator(gp.features.anchor.device).manual_seed(0)
     with gp.team.together():

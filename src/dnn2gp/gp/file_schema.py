@@ -23,7 +23,7 @@ from dnn2gp.weights.structures import BlockDiagonal, Dense, Diagonal, Kronecker,
 CHECKED_EXAMPLES = 4
 """The number of examples whose outputs are saved, to check on loading that the network still computes the same."""
 FIRST_EXAMPLES = 32
-"""The number of examples that a file has if the data are not in it: engines look at so many (`network_features.py`)."""
+"""The number of examples in a file without the data: as many as engines look at (`network_features.py`)."""
 
 _SUMS = "streamed/checksums"
 _DOUBLE = (torch.float64,)
@@ -191,7 +191,7 @@ class Schema:
     def _input(self, name: str) -> Spec:
         """One tensor of the inputs: N examples of any shape, in the dtype of the weights if they are floats.
 
-        Only the first examples, if the data are not in the file.
+        If the data are not in the file, only the first examples.
         """
         entry, count = self._entry(name), self.num_examples
         axes = [None] * (len(entry.shape) - 1)

@@ -92,8 +92,8 @@ class GaussianProcess:
     def team(self) -> Team:
         """The processes that share the training examples.
 
-        Whatever needs these must be called in all of them: `evidence`, `leave_one_out`, `calibrated`, `save`,
-        `diagnose` and so on. Predictions need nothing from the others.
+        Methods that need the training examples must be called in all processes: `evidence`, `leave_one_out`,
+        `calibrated`, `save`, `diagnose` and so on. Predictions can be made in a single one.
         """
         return self.features.team
 
@@ -183,13 +183,13 @@ class GaussianProcess:
         return scores(self.predict(inputs), self.likelihood, self._prior_covariance(self._checked(inputs)))
 
     def outlier_threshold(self, familiar: Inputs | None = None, false_alarms: float = 0.05) -> float:
-        """The outlier score above which to call an input unfamiliar, so that a share of familiar ones is called so too.
+        """The outlier score above which to call an input unfamiliar, chosen by its share of false alarms.
 
         Args:
             familiar: Inputs like the training data that the network was not trained on, at least 1 / false_alarms of
-                them. Without them, the training examples serve, each predicted by all others: of other familiar
-                inputs, somewhat more will then exceed the threshold, because the network was trained on these.
-            false_alarms: The share of the familiar inputs whose score is larger, between 0 and 1.
+                them. By default, the training examples are used, each predicted from all the others. The network was
+                trained on these, so the share of other familiar inputs that exceed the threshold is somewhat larger.
+            false_alarms: The share of the familiar inputs whose score exceeds the threshold, between 0 and 1.
         """
         if familiar is not None:
             return exceeded_by(false_alarms, self.outlier_score(familiar))
@@ -244,8 +244,8 @@ class GaussianProcess:
         """The GP given more data, without retraining: p(f | D̃, D̃') with D̃' expanded at the same weights."""
         if self.team.size > 1:
             raise InputError(
-                "condition: expected a GP whose examples this process has; got one whose examples several processes "
-                "share. Save it, and condition the GP that load returns, or convert all the data together."
+                "condition: expected a GP whose examples are all in this process; got one whose examples are shared by "
+                "several processes. Save it, and condition the GP that load returns, or convert all the data together."
             )
         if not self.inference.solves:
             raise InputError(

@@ -69,7 +69,7 @@ class LeaveOneOut:
 def leave_one_out(posterior: Posterior, likelihood: Likelihood, calibration: Calibration) -> LeaveOneOut:
     """The leave-one-out predictions of a GP, with a warning if they are not valid.
 
-    If several processes share the examples, each computes those of its own, and gets those of all.
+    If several processes share the examples, each computes the predictions of its own, and gets those of all.
     """
     expansion = posterior.model.expansion
     features = expansion.features

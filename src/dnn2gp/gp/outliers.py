@@ -1,4 +1,4 @@
-"""Is an input like the training data? Scores of outliers, and the threshold between familiar and unfamiliar inputs."""
+"""Is an input like the training data? Outlier scores, and the threshold between familiar and unfamiliar inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dnn2gp.support.errors import InputError
 
 
 def novelties(prediction: Predictive, likelihood: Likelihood, prior: Float[Tensor, "N K K"]) -> Float[Tensor, "N *K"]:
-    """The share of the prior variance of f that the posterior of a prediction has left."""
+    """The posterior variance of f as a share of the prior variance."""
     exact = prediction.uncalibrated
     return novelty(likelihood, exact.latent_mean, exact.latent_covariance, prior)
 
@@ -24,7 +24,7 @@ def scores(prediction: Predictive, likelihood: Likelihood, prior: Float[Tensor, 
 
 
 def exceeded_by(share: float, found: Float[Tensor, "N *shape"]) -> float:
-    """The value that this share of the scores exceeds."""
+    """The value that this share of the scores exceed."""
     if not isinstance(share, float) or not 0 < share < 1:
         raise InputError(f"false_alarms: expected a number between 0 and 1, e.g. 0.05; got {share!r}.")
     return found.detach().double().flatten().quantile(1 - share).item()

@@ -1,4 +1,4 @@
-"""Data that several processes share: the share of each, what must be the same in all of them, and the GP as a whole."""
+"""Data shared by several processes: the share of each one, what must be the same in all, and the GP of all the data."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dnn2gp.support.processes import ALONE, Processes, Team
 
 
 def team_of(processes: object) -> Team:
-    """The processes that a user passes as `processes=`; None stands for this process alone."""
+    """The processes that a user passed as `processes=`; `ALONE` for None."""
     if processes is None or isinstance(processes, Processes):
         return processes or ALONE
     raise InputError(f"processes: expected Processes() or None; got {processes!r}.")
 
 
 def own_share(team: Team, data: Data, likelihood: Likelihood) -> tuple[Data, Likelihood]:
-    """The examples of this process with their noise: a copy, so that the others can be freed."""
+    """The examples of this process and their noise, as a copy, so that the other examples can be freed."""
     if not (isinstance(team, Processes) and team.split):
         return data, likelihood
     own = team.share(data.num_examples)
@@ -36,7 +36,7 @@ def own_share(team: Team, data: Data, likelihood: Likelihood) -> tuple[Data, Lik
 
 
 def check_same(team: Team, function: Network, data: Data, likelihood: Likelihood) -> None:
-    """Raise unless all processes have the same network and likelihood, and, if they split them, the same data."""
+    """Raise unless all processes have the same network and likelihood and, if these split the data, the same data."""
     if not isinstance(team, Processes):
         return
     same: dict[str, object] = {"network (weights and buffers)": {**function.state(), "weights": function.weights}}
@@ -56,7 +56,7 @@ def check_same(team: Team, function: Network, data: Data, likelihood: Likelihood
 
 
 def shared_budget(team: Team, memory_budget: int | float | None) -> int | float | None:
-    """The memory budget of each process, the same for all: by default, processes on one machine share that of one."""
+    """The memory budget of each process, the same in all; by default, processes on one machine divide the usual one."""
     if not isinstance(team, Processes):
         return memory_budget
     own = check_budget(memory_budget) or default_budget() // team.on_this_machine
@@ -64,7 +64,7 @@ def shared_budget(team: Team, memory_budget: int | float | None) -> int | float 
 
 
 def whole(gp: GaussianProcess) -> GaussianProcess:
-    """The same GP as one process would have it, with the examples of all processes."""
+    """The same GP with the examples of all processes, as a single process would have it."""
     expansion = gp.model.expansion
     team, features = expansion.team, expansion.features.of_team(ALONE)
     gathered = replace(
@@ -86,12 +86,12 @@ def whole(gp: GaussianProcess) -> GaussianProcess:
 
 
 def _all_inputs(team: Team, inputs: Inputs) -> Inputs:
-    """The examples of all processes, in order; those that are read on demand are not put together."""
+    """The examples of all processes, in order; those that are read on demand are not gathered."""
     if isinstance(inputs, Share):
         return inputs.inputs
     if isinstance(inputs, OnDemand):
         raise InputError(
-            "save: training data that several processes read on demand can be saved before they are joined with "
-            "others by gp.condition, and if every process has been given all of them."
+            "save: expected every process to have been given all the training data, as they are read on demand; got a "
+            "GP whose processes have only their own. Pass all the data to every process, with Processes()."
         )
     return map_inputs(team.gathered, inputs)

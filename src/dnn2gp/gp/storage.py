@@ -41,8 +41,8 @@ from dnn2gp.weights.gaussian import Gaussian
 def save(gp: object, path: str | PathLike[str]) -> None:
     """Write the GP to one file, completely or not at all: weights, buffers, data, prior, likelihood and posterior.
 
-    If several processes share the examples, all of them call it; process 0 writes the file, with all examples. Of
-    training data that are read on demand, the file has checksums and targets, but no inputs (see `load`).
+    If several processes share the examples, all of them must call this; process 0 writes the file, with all examples.
+    If the training data are read on demand, the file has their targets and checksums and the first inputs (see `load`).
     """
     if not isinstance(gp, GaussianProcess):
         raise InputError(f"save: expected a GaussianProcess, as returned by convert; got {type(gp).__name__}.")
@@ -66,9 +66,9 @@ def load(
 ) -> GaussianProcess:
     """Read a GP. `network` is a module of the converted class, with any weights, or a function that builds one.
 
-    A custom likelihood and an engine are code and not in the file: pass them again as `likelihood` and `features`. Nor
-    are training data that did not fit into memory: pass them again as `data` for what needs them, which is everything
-    about a GP in function space, and `leave_one_out`, `condition` and `diagnose` of any GP.
+    A custom likelihood and an engine are code and not in the file: pass them again as `likelihood` and `features`.
+    Training data that did not fit into memory are not in the file either: pass them again as `data` if they are needed,
+    that is, for everything with a GP in function space, and for `leave_one_out`, `condition` and `diagnose` of any GP.
     """
     if not callable(features):
         raise InputError(f"features: expected LayerwiseFeatures or JacobianFeatures; got {features!r}.")
@@ -86,7 +86,7 @@ def load(
 
 
 def _whole(first: Inputs, file: SavedFile, data: object, budget: int) -> Inputs:
-    """All training inputs: those of the file, or of the data if the file has only the first ones."""
+    """All training inputs: from the file, or from `data` if the file has only the first ones."""
     sums = file.part("streamed").get("checksums")
     if sums is None:
         return first
@@ -97,7 +97,7 @@ def _whole(first: Inputs, file: SavedFile, data: object, budget: int) -> Inputs:
     if not torch.equal(own, sums.to(own.device)):
         raise InputError(
             f"data: expected the {len(sums)} training examples that {file.path} was saved with, in the same order; got "
-            f"{len(own)} examples, or some with other values. Pass the data of convert."
+            f"{len(own)} examples that are not the same. Pass the data that were passed to convert."
         )
     return found
 

@@ -36,15 +36,15 @@ from dnn2gp.weights.expansion import Expansion
 class Seen:
     """Network and GP on some training examples, from one pass over their inputs.
 
-    If several processes share the examples, `sites`, `latent` and `network` are those of this process; forecasts,
-    targets and the movement are those of all of them.
+    If several processes share the examples, `sites`, `latent` and `network` are those of this process; the forecasts,
+    targets and movement are those of all processes.
     """
 
     gp: GaussianProcess
     sites: Expansion
     """Those of these examples."""
     likelihood: Likelihood
-    """With the noise of each example of all processes, if it is Gaussian."""
+    """If it is Gaussian, with the noise of each example of all processes."""
     latent: Latent
     network: Float[Tensor, "n K"]
     """f_w, in float64."""

@@ -63,7 +63,7 @@ class Inference(Choice):
     """Whether `convert` may choose it if the user does not pass an inference; only for exact ones."""
 
     shared: ClassVar[bool] = False
-    """Whether sums over the examples are all that it needs of them, so that several processes may share them."""
+    """Whether it needs only sums over the examples, so that several processes can share them."""
 
     kinds: ClassVar[dict[str, type[Inference]]] = {}
 
@@ -271,7 +271,7 @@ class Posterior(ABC):
         for part, own in sparing(track(in_parts(inputs, places), "predictions", len(places)), features.budget()):
             outputs, factors = features.outputs_and_factors(own)
             del own
-            give_back(features.budget())  # what was needed to compute them
+            give_back(features.budget())  # the memory that computing them needed
             outputs, shift = self._centred(outputs, factors)
             parts.add(part, Latent(outputs, shift, *self.estimated(factors)))
             del outputs, factors, shift

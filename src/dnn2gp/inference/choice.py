@@ -37,8 +37,8 @@ def choose(model: LinearModel, inference: Inference | None = None, structure: St
 def _check_shared(inference: Inference, model: LinearModel) -> None:
     if model.expansion.team.size > 1 and not inference.shared:
         raise InputError(
-            f"inference={inference!r}: it pairs all examples with one another, and no process has all of them. With "
-            "processes=, use WeightSpace() or Iterative()."
+            f"inference={inference!r} pairs all examples with one another, but with processes=, no process has all of "
+            "them. Use WeightSpace() or Iterative()."
         )
 
 

@@ -133,7 +133,7 @@ def decomposed(matrix: Float[Tensor, "n n"], what: str) -> tuple[Float[Tensor, "
 
 
 def eigenvalues_of(matrix: Float[Tensor, "n n"], what: str) -> Float[Tensor, " n"]:
-    """The same eigenvalues alone, in a third of the time."""
+    """Only the eigenvalues, in a third of the time."""
     _require_finite(matrix, what)
     return torch.linalg.eigvalsh(matrix).clamp(min=0)
 

@@ -63,7 +63,7 @@ class LeftOut:
 def left_out(expansion: Expansion, latent: Latent, posterior: Posterior) -> LeftOut:
     """Leave-one-out of some training examples with this `latent`; see `LeftOut.of`.
 
-    If several processes share the examples, all of them call it, and what one cannot compute is an error in all.
+    If several processes share the examples, all of them must call this, and an error in one is an error in all.
     """
     found, error = None, None
     try:
@@ -73,7 +73,7 @@ def left_out(expansion: Expansion, latent: Latent, posterior: Posterior) -> Left
     if expansion.team.largest(float(found is None)) == 0 and found is not None:
         return found
     if posterior.exact:
-        raise error or IllConditionedError("leave_one_out: it is lost to rounding for an example of another process.")
+        raise error or IllConditionedError("leave_one_out: an example of another process is lost to rounding.")
     if posterior.solves:
         return LeftOut.of(expansion, bounded(expansion, latent, posterior))
     raise InputError(

@@ -142,7 +142,7 @@ def _white_residual(expansion: Expansion) -> Float[Tensor, " M"]:
 def _triangle(sites: FactoredJacobian, right: Float[Tensor, " M"], above: Float[Tensor, "m C"]) -> Float[Tensor, "C C"]:
     """R of rows above, and of the rows of Φ with one more column, a block of rows at a time.
 
-    Several processes compute R of their own rows, and then that of all these R.
+    With several processes, each computes the R of its own rows, and then the R of all these stacked.
     """
     size, waiting, team = sites.shape[1], [above], sites.features.team
     for rows, block in sites.row_blocks():

@@ -1,4 +1,4 @@
-"""Batches of data: pairs of inputs and targets that all have the same form."""
+"""Batches of data: pairs of inputs and targets, all of the same form."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def checked_pair(inputs: Inputs, targets: object, what: str) -> Data:
 
 
 def checked_batch(position: int, batch: object) -> Data:
-    """What a loader returned, if it is a pair of inputs and targets."""
+    """The batch that a loader returned, which must be a pair of inputs and targets."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         form = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, tuple | list) else type(batch).__name__
         raise InputError(
@@ -58,7 +58,7 @@ def checked_batch(position: int, batch: object) -> Data:
 
 
 def check_alike(position: int, first: Data, other: Data) -> None:
-    """Refuse a batch whose form differs from that of the first one."""
+    """Reject a batch whose form differs from that of the first one."""
     pairs = {"inputs": (first.inputs, other.inputs), "targets": (first.targets, other.targets)}
     for what, (expected, found) in pairs.items():
         if not same_form(expected, found):

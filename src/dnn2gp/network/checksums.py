@@ -1,4 +1,4 @@
-"""A number for each example that changes if the example does."""
+"""Checksums: one number per example, which changes if the example does."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from dnn2gp.network.inputs import Inputs, OnDemand, leaves, num_examples
 
-# The words of 1 to 8 bytes that an example is read as.
+# The integers of 1 to 8 bytes as which an example is read.
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-# Examples at a time: words of one byte are widened to eight.
+# The number of examples at a time: integers of one byte are widened to eight.
 _ROWS = 64
 
 
 def checksums(inputs: Inputs) -> Int[Tensor, " N"]:
-    """Σ_j a_j b_j modulo 2⁶⁴ of each example, with its bytes b as integers and fixed odd numbers a.
+    """Σ_j a_j b_j modulo 2⁶⁴ for each example, where b are its bytes read as integers, and a are fixed odd numbers.
 
     An odd number has an inverse modulo 2⁶⁴, so every change of a single integer changes the sum; other changes are
     missed with a probability of about 2⁻⁶⁴.

@@ -31,8 +31,8 @@ from dnn2gp.support.randomness import global_states_kept
 _BATCH = 256
 _RANDOM = RandomSampler | SubsetRandomSampler | WeightedRandomSampler
 _INSTEAD = (
-    "Such data can only be read as a whole. Pass a Dataset with __getitem__ and __len__, or a DataLoader of one, whose "
-    "examples are read in parts."
+    "Such data can only be read as a whole. Pass a Dataset with __getitem__ and __len__, or a DataLoader of one: these "
+    "can be read in parts."
 )
 _NOT_BATCHES = Tensor | np.ndarray | Mapping | str | bytes | tuple
 
@@ -86,7 +86,7 @@ def _split(data: TensorDataset) -> tuple[Inputs, Tensor]:
 
 
 def _large(data: Dataset | DataLoader, budget: int | None) -> Data | None:
-    """Data that are read on demand, because they would take a large share of the budget; None for all others."""
+    """The data, read on demand, if they would take a large share of the budget and can be read so; otherwise None."""
     if budget is None:
         return None
     with _random_states_kept(data):
@@ -117,7 +117,7 @@ def _from_batches(data: Iterable, budget: int | None) -> Data:
 
 
 def _collected(data: Iterable, budget: int | None) -> list[Data]:
-    """All batches, unless they and what is made of them do not fit into the budget."""
+    """All batches; an error if they and a copy of them do not fit into the budget."""
     batches: list[Data] = []
     size = 0
     for position, item in enumerate(track(data, "reading data", total=_length(data))):
@@ -138,7 +138,7 @@ def _length(data: Iterable) -> int | None:
 
 
 def _check_order(data: object) -> None:
-    """Refuse loaders that shuffle, or do not read all examples."""
+    """Reject loaders that shuffle, or that do not read all examples."""
     if _shuffles(data):
         raise InputError(UNSTABLE)
     if isinstance(data, DataLoader) and data.drop_last and not isinstance(data.dataset, IterableDataset):

@@ -1,6 +1,6 @@
 """Inputs of a network: a tensor, or a tuple, list or dict of tensors that share their first axis (the examples).
 
-Inputs that are too large for the memory are `OnDemand`: of these, `take` and `in_parts` read some examples at a time.
+Inputs that do not fit into memory are `OnDemand`: `take` and `in_parts` read some of their examples at a time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Inputs: TypeAlias = "Tensor | tuple[Tensor, ...] | list[Tensor] | dict[str, Tens
 class OnDemand(ABC):
     """N examples that are not in memory; `take` and `in_parts` read some of them.
 
-    `streamed.py` reads a Dataset; `views.py` has what else the examples of other inputs may be.
+    `streamed.py` reads them from a Dataset; `views.py` derives them from other inputs.
     """
 
     @property
     @abstractmethod
     def form(self) -> Inputs:
-        """The first example, in memory: it shows the container, the dtypes and the shapes of all."""
+        """The first example, in memory, with the same container, dtypes and shapes as all the others."""
 
     @property
     @abstractmethod
@@ -38,12 +38,12 @@ class OnDemand(ABC):
     @property
     @abstractmethod
     def most(self) -> int:
-        """The largest number of examples to have in memory at once."""
+        """The largest number of examples that should be in memory at once."""
 
     @property
     @abstractmethod
     def checksums(self) -> Int[Tensor, " N"]:
-        """A number for each example that changes if the example does (`checksums.py`)."""
+        """One number per example, which changes if the example does (`checksums.py`)."""
 
     @abstractmethod
     def read(self, index: slice | Tensor) -> Inputs:
@@ -51,7 +51,7 @@ class OnDemand(ABC):
 
     @abstractmethod
     def passed(self, parts: Sequence[slice | Tensor]) -> Generator[Inputs, None, None]:
-        """These parts one after the other, the next of which may be read while one of them is used.
+        """These parts one after the other; while one is used, the next may already be read.
 
         Closing the iterator ends the pass.
         """
@@ -86,7 +86,7 @@ def detached(inputs: Inputs) -> Inputs:
 
 
 def example_of(inputs: Inputs) -> Inputs:
-    """Inputs in memory of the same form: at least the first example."""
+    """Inputs of the same form that are in memory: at least the first example."""
     return inputs.form if isinstance(inputs, OnDemand) else inputs
 
 
@@ -96,7 +96,7 @@ def all_finite(tensor: Tensor) -> bool:
 
 
 def check_finite(inputs: Inputs, first: int = 0) -> None:
-    """Refuse NaN and infinity; the message counts examples from `first`."""
+    """Reject NaN and infinity; the message counts examples from `first`."""
     for leaf in leaves(inputs):
         if leaf.is_floating_point() and not all_finite(leaf):
             row = first + int((~leaf.isfinite()).reshape(len(leaf), -1).any(1).nonzero()[0])
@@ -192,7 +192,7 @@ def num_examples(inputs: Inputs) -> int:
 
 
 def most_at_once(inputs: Inputs) -> int:
-    """The largest number of examples to take at once: all that are in memory."""
+    """The largest number of examples to take at once; all of them, if the inputs are in memory."""
     return min(inputs.num_examples, inputs.most) if isinstance(inputs, OnDemand) else num_examples(inputs)
 
 
@@ -202,17 +202,17 @@ def take(inputs: Inputs, index: slice | Tensor) -> Inputs:
 
 
 def positions(index: slice | Tensor, count: int) -> Int[Tensor, " n"]:
-    """The numbers of the examples at `index`, among `count` of them."""
+    """The positions of the examples at `index`, out of `count` examples."""
     return torch.arange(count, device="cpu")[index.cpu() if isinstance(index, Tensor) else index]
 
 
 def first_few(inputs: Inputs, count: int) -> Inputs:
-    """The first `count` examples, in memory; if there are fewer, some of them several times."""
+    """The first `count` examples, in memory; repeated if there are fewer."""
     return take(inputs, torch.arange(count, device="cpu") % num_examples(inputs))
 
 
 def passed(inputs: Inputs, parts: Sequence[slice | Tensor]) -> Generator[Inputs, None, None]:
-    """The examples of several parts, in memory, one part after the other; to be closed if it is not used up."""
+    """The examples of several parts, in memory, one part after the other; close it if it is not exhausted."""
     if isinstance(inputs, OnDemand):
         yield from inputs.passed(parts)
         return
@@ -223,7 +223,7 @@ def passed(inputs: Inputs, parts: Sequence[slice | Tensor]) -> Generator[Inputs,
 def in_parts(inputs: Inputs, parts: Sequence[slice]) -> Generator[tuple[slice, Inputs], None, None]:
     """(part, its examples in memory) for consecutive parts: one pass over the data.
 
-    Iterate over it in a `for` statement. Worker processes that read ahead are closed when the loop ends in any way.
+    Iterate over it in a `for` statement. Worker processes that read ahead are closed however the loop ends.
     """
     with closing(passed(inputs, parts)) as several:
         for part in parts:

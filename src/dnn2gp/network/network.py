@@ -187,7 +187,7 @@ class Network:
         return inputs if same_form(inputs, self._example) else self._adapted(inputs)
 
     def _converted(self, inputs: OnDemand) -> OnDemand:
-        """Inputs that are read on demand, whose values were checked when they were first read."""
+        """Inputs on demand, in the form and on the device of the network; the first read has checked their values."""
         form = self.check_inputs(inputs.form)
         same = same_form(form, inputs.form)
         moved = any(a.device != b.device for a, b in zip(leaves(form), leaves(inputs.form), strict=True))

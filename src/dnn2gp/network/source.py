@@ -1,4 +1,4 @@
-"""A Dataset that can be read at any index: in this process, or ahead of time by the workers of a DataLoader."""
+"""A Dataset that can be read at any index, either in this process or ahead of time by the workers of a DataLoader."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Workers:
 @final
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The examples of a Dataset in a fixed order, and how a batch is made of them."""
+    """The examples of a Dataset in a fixed order, and the way they are combined into batches."""
 
     dataset: Dataset
     order: Int[Tensor, " N"] | None
@@ -50,7 +50,7 @@ class Source:
 
     @staticmethod
     def of(data: Dataset | DataLoader) -> Source | None:
-        """The source behind a Dataset or a DataLoader; None if its examples have no index or no known number."""
+        """The source behind a Dataset or DataLoader; None if its examples have no index or their number is unknown."""
         loader = data if isinstance(data, DataLoader) else None
         dataset: Any = data if loader is None else loader.dataset
         if (
@@ -75,10 +75,10 @@ class Source:
         return len(self.dataset) if self.order is None else len(self.order)  # pyright: ignore[reportArgumentType]
 
     def batches(self, parts: Sequence[Int[Tensor, " _"]]) -> Generator[object, None, None]:
-        """The batch of each part, as `collate` returns it; to be closed if it is not used up.
+        """The batch of each part, as `collate` returns it; close it if it is not exhausted.
 
-        With workers, the dataset is never touched in this process: files that it opens would be shared with theirs.
-        Each of them reads one part ahead.
+        With workers, the dataset is never touched in this process: workers would share the files that it opens here.
+        Each worker reads one part ahead.
         """
         indices = [(part if self.order is None else self.order[part]).tolist() for part in parts]
         if self.workers.count == 0:
@@ -132,7 +132,7 @@ def _order(loader: DataLoader) -> Int[Tensor, " N"] | None:
 
 
 def _explained(read: Callable[[], object], index: list[int]) -> object:
-    """What a user's code returns, or an error that says which examples it failed for."""
+    """What the user's code returns, or an error that says for which examples it failed."""
     try:
         return read()
     except (InputError, MemoryError):

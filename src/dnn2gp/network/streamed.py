@@ -1,7 +1,7 @@
 """Data that do not fit into memory: the examples of a Dataset, read again in every pass.
 
-The first pass reads the targets, checks every example, and takes a checksum of each. Later passes compare theirs, so
-that a dataset that augments at random, or whose files change, is an error instead of a wrong result.
+The first pass reads the targets, checks every example, and computes its checksum. Later passes verify the checksums, so
+a dataset that augments at random, or whose files change, raises an error instead of giving a wrong result.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dnn2gp.support.errors import ChangedDataError, InputError
 from dnn2gp.support.memory import chunks
 from dnn2gp.support.progress import track
 
-# Data below this share of the memory budget are read into memory; the share that the examples of one read may have.
+# Data up to the first share of the memory budget are read into memory; one read takes at most the second share.
 _SMALL, _AT_ONCE = 1 / 8, 1 / 32
-# The most examples that are read at once, and the first ones, which are kept in memory for checks of the network.
+# The most examples that are read at once, and how many first ones are kept in memory, for checks of the network.
 _MOST, _KEPT = 512, 32
 
 
 @final
 class Streamed(OnDemand):
-    """The inputs of a Dataset. Reading them again must give the same values, which checksums verify.
+    """The inputs of a Dataset. Reading them again must give the same values; checksums verify this.
 
     Copies share the dataset. A pickle contains it.
     """
@@ -100,13 +100,13 @@ def _restored(content: bytes, first: Data, sums: Int[Tensor, " N"], most: int) -
 
 
 def streamed(source: Source, budget: int) -> Data | None:
-    """The data with inputs that are read on demand, after a pass over all of them; None if they are small."""
+    """The data, with inputs that are read on demand after a first pass over all of them; None if the data are small."""
     count = source.num_examples
     if count == 0:
         return None
     try:
         few = _one_batch(source, torch.arange(min(2, count)))
-    except InputError:  # which reading all batches reports as they are
+    except InputError:  # the caller then reads all batches as they are, and reports it
         return None
     each = max(1, sum(leaf.nbytes for leaf in (*leaves(few.inputs), few.targets)) // few.num_examples)
     if count * each <= _SMALL * budget:
@@ -163,11 +163,11 @@ def _merged(batches: Sequence[Data]) -> Data:
 
 
 def _checked(place: Int[Tensor, " n"], batch: object) -> Data:
-    """A batch of as many pairs as were asked for."""
+    """A batch, which must have as many examples as were asked for."""
     found = checked_batch(int(place[0]), batch)
     if found.num_examples != len(place):
         raise InputError(
-            f"data: expected a batch of the {len(place)} examples from {int(place[0])} on; got one of "
+            f"data: expected a batch of {len(place)} examples, the first of which is {int(place[0])}; got one of "
             f"{found.num_examples}. collate_fn must return every example that it is given."
         )
     return found
@@ -175,12 +175,12 @@ def _checked(place: Int[Tensor, " n"], batch: object) -> Data:
 
 def _changed(example: int) -> ChangedDataError:
     return ChangedDataError(
-        f"data: expected the same examples in every pass over the data; example {example} differs from what was first "
-        "read. The Dataset may augment at random (switch that off), collate_fn may depend on the other examples of a "
-        "batch, or a file has changed: convert again."
+        f"data: expected the same examples in every pass over the data; example {example} differs from when it was "
+        "first read. The Dataset may augment at random (switch that off), collate_fn may make an example depend on the "
+        "others in its batch, or a file may have changed (convert again)."
     )
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """A copy outside of the memory that is shared with workers."""
+    """A copy outside the memory that is shared with workers."""
     return tensor.detach().clone()

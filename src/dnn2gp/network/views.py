@@ -1,4 +1,4 @@
-"""Inputs made from others that are read on demand: in another form, with a further column, or one after the other."""
+"""Inputs derived from others that are read on demand: in another form, with a column, joined, or a part of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dnn2gp.support.errors import InputError
 @final
 @dataclass(frozen=True, eq=False)
 class Converted(OnDemand):
-    """The same examples in the container and on the device of another one."""
+    """The same examples in the container and on the device of `example`."""
 
     inputs: OnDemand
     example: Inputs
@@ -70,7 +70,7 @@ class Converted(OnDemand):
 @final
 @dataclass(frozen=True, eq=False)
 class Beside(OnDemand):
-    """The tensors of each example as a tuple, followed by a column that is in memory."""
+    """The tensors of each example as a tuple, followed by its row of a column that is in memory."""
 
     inputs: OnDemand
     column: Tensor
@@ -103,7 +103,7 @@ class Beside(OnDemand):
 @final
 @dataclass(frozen=True, eq=False)
 class Joined(OnDemand):
-    """The examples of several inputs of one form, at least one of which is read on demand."""
+    """The examples of several inputs of the same form, at least one of which is read on demand."""
 
     pieces: tuple[Inputs, ...]
 
@@ -187,7 +187,7 @@ class Share(OnDemand):
             yield from several
 
     def _moved(self, index: slice | Tensor) -> slice | Tensor:
-        """The same examples, counted from the first of all."""
+        """The same examples, counted from the first example of all processes."""
         if isinstance(index, slice) and index.step in (None, 1):
             start, stop, _ = index.indices(self.num_examples)
             return slice(self.own.start + start, self.own.start + max(start, stop))
@@ -223,7 +223,7 @@ class Absent(OnDemand):
         if len(place) and int(place.max()) >= num_examples(self.first):
             raise InputError(
                 "data: this GP was loaded without its training inputs, which did not fit into memory when it was "
-                "saved. What you asked for needs them: load(path, network, data=...) with the data of convert."
+                "saved. This call needs them: use load(path, network, data=...) with the data of convert."
             )
         return take(self.first, place)
 
@@ -239,6 +239,6 @@ def joined(pieces: Sequence[Inputs]) -> Inputs:
 
 
 def _within(part: slice, own: range) -> slice:
-    """The part of `own` that is in a slice, counted from its start; it may be empty."""
+    """The part of `own` that is in a slice, counted from the start of `own`; it may be empty."""
     start = max(part.start, own.start)
     return slice(start - own.start, max(start, min(part.stop, own.stop)) - own.start)

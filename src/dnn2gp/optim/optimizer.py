@@ -84,7 +84,7 @@ class OnlineNewtonOptimizer(torch.optim.Optimizer):
     antithetic         draw samples in pairs μ ± ε
     seed               of the samples, which come from a generator of their own; `state_dict` includes its state
     memory_budget      bytes; by default half of the free memory
-    processes          Processes(), if several processes share each batch; weights, samples and q_t are the same in all
+    processes          Processes() if several processes share each batch; weights, samples and q_t are the same in all
     """
 
     curvature: ClassVar[Curvature]

@@ -159,8 +159,8 @@ class TrainedNetwork:
             return
         if team.size > 1:
             raise InputError(
-                "network: with processes=, the running statistics of batch normalisation cannot be updated, as each "
-                "process sees only its share of a batch. Switch these layers to eval mode, or use layers without "
+                "network: with processes=, the running statistics of batch normalisation cannot be updated, because "
+                "each process sees only its share of a batch. Switch these layers to eval mode, or use layers without "
                 "running statistics, such as GroupNorm."
             )
         for buffer in (buffer for part in moving for buffer in part.buffers(recurse=False)):

@@ -56,11 +56,11 @@ def sparing(parts: Iterable[T], budget: int) -> Iterator[T]:
 
 @contextmanager
 def within(budget: int) -> Iterator[None]:
-    """A context for several steps of work with this budget: if it is small, plans count all growth of the process."""
+    """A context for several steps that share this budget: if it is small, plans count all growth of the process."""
     if budget >= _TIGHT:
         yield
         return
-    give_back(budget)  # what is only kept for later is not a part of the growth
+    give_back(budget)  # memory that is only kept for later is not growth
     with counting_growth(), returning_blocks(budget):
         yield
 

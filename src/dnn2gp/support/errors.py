@@ -11,7 +11,7 @@ class InputError(ValueError):
 
 
 class ChangedDataError(InputError):
-    """Data that were read again and differ from what was read first; the message says what may change them."""
+    """Data that differ from what was first read; the message says what may have changed them."""
 
 
 class NetworkError(ValueError):
@@ -43,7 +43,7 @@ class NotConvergedError(ArithmeticError):
 
 
 class ProcessError(RuntimeError):
-    """Several processes that cannot go on together; the message says which one this is, and what to do."""
+    """Several processes cannot continue together; the message says which one this is, and what to do."""
 
 
 class OtherWorkError(InputError):
@@ -84,7 +84,7 @@ class ApproximationWarning(UserWarning):
 
 
 class CautiousWarning(UserWarning):
-    """The exact posterior is so wide that the probabilities of the GP are far less certain than they should be."""
+    """The exact posterior is so wide that the GP's probabilities are far less certain than they should be."""
 
 
 class EvidenceWarning(UserWarning):

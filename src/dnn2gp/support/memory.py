@@ -46,8 +46,8 @@ def check_budget(memory_budget: object) -> int | None:
 def room(budget: int, counted: int = 0) -> int:
     """The part of the budget that plans may use.
 
-    Libraries for matrix products have buffers of their own, and the process may have grown by more than is held or
-    `counted` in bytes: a library for convolutions keeps the code that it generated for each size of a batch.
+    Libraries for matrix products have buffers of their own, and the process may have grown by more bytes than are held
+    or `counted`: a library for convolutions keeps the code that it has generated for each batch size.
     """
     uncounted = max(0, _growth() - counted)
     return budget - min(_LIBRARIES + uncounted, budget // 2)
@@ -63,9 +63,9 @@ _start: ContextVar[int | None] = ContextVar("dnn2gp_start", default=None)
 
 @contextmanager
 def counting_growth() -> Iterator[None]:
-    """A context in which plans count everything that the process has allocated since its beginning; it may be nested.
+    """A context in which plans count everything that the process has allocated since it was entered; it may be nested.
 
-    For small budgets: what else goes on in the process counts as well.
+    This is for small budgets: whatever else happens in the process counts as well.
     """
     token = _start.set(resident() - _held.get() if _start.get() is None else _start.get())
     try:
@@ -80,7 +80,7 @@ def resident() -> int:
 
 
 def _growth() -> int:
-    """The growth of the resident memory that is not held."""
+    """The growth of the resident memory beyond what is held."""
     start = _start.get()
     return 0 if start is None else resident() - start - _held.get()
 

@@ -1,11 +1,11 @@
 """Several processes that share the examples: sums over all examples are sums over the shares of all processes.
 
-Every process holds the features of its own examples. A sum over examples, Σᵢ φᵢ uᵢ or Σᵢ φᵢ Λᵢ φᵢᵀ, is computed for the
-own examples and then added up over the processes by one all-reduce, so that its result is the same number, bit for bit,
-on each of them. Whatever follows from such sums is computed by every process alike.
+Every process holds the features of its own examples. To compute a sum over examples, Σᵢ φᵢ uᵢ or Σᵢ φᵢ Λᵢ φᵢᵀ, each
+process sums over its own ones, and one all-reduce adds up the results. It returns the same number, bit for bit, in all
+processes, so everything that follows from such sums is the same in all of them, too.
 
-An exchange begins with a short header, by which processes notice that they are not at the same place, or that one of
-them has failed, before they would wait for one another in vain.
+An exchange begins with a short header. By it, processes notice that one of them has failed, or that they are not at the
+same place, before they wait for one another in vain.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Team(ABC):
     def sum(self, own: Tensor, of: Tensor | None = None) -> Tensor:
         """Σ of the tensors of all processes, written into `own`.
 
-        `of` is what each process has multiplied with its share: it must be the same everywhere.
+        `of` is the tensor by which each process has multiplied its share; it must be the same in all of them.
         """
 
     @abstractmethod
@@ -54,11 +54,11 @@ class Team(ABC):
 
     @abstractmethod
     def gathered(self, own: Tensor) -> Tensor:
-        """The rows of all processes, those of process 0 first, which may have different numbers of them."""
+        """The rows of all processes, those of process 0 first; processes may have different numbers of rows."""
 
     @abstractmethod
     def agree(self, values: Mapping[str, object]) -> None:
-        """Raise `ProcessError` unless these values, by name, are the same everywhere."""
+        """Raise `ProcessError` unless these values, given by name, are the same in all processes."""
 
     @abstractmethod
     def together(self) -> Any:
@@ -77,7 +77,7 @@ class Team(ABC):
         return tuple(self.gathered(torch.tensor([own])).tolist())
 
     def share(self, count: int) -> slice:
-        """The examples of this process out of `count`: consecutive ones, each in one share only, without padding."""
+        """The examples of this process out of `count`: consecutive, without padding, and in no other share."""
         if count < self.size:
             raise InputError(
                 f"data: expected at least one example per process; got {count} for {self.size} processes. Start fewer "
@@ -124,11 +124,11 @@ class Traffic:
     exchanges: int = 0
     """Exchanges of every kind."""
     bytes: int = 0
-    """Bytes that this process has sent, for an all-reduce in a ring: 2 (n − 1) / n times the tensor."""
+    """Bytes that this process has sent; an all-reduce in a ring sends 2 (n − 1) / n times the tensor."""
     seconds: float = 0.0
-    """Time in exchanges, including that in which it waited for slower processes."""
+    """Time spent on exchanges, including waiting for slower processes."""
     depth: int = 0
-    """Nested `Processes.together`."""
+    """How deeply `Processes.together` is nested."""
 
 
 @final
@@ -137,17 +137,16 @@ class Processes(Team):
     """The processes of a torch.distributed group, e.g. those that `torchrun` has started.
 
     Call `torch.distributed.init_process_group("gloo")` first, or "nccl" for GPUs. All processes run the same program
-    with the same arguments. They should have the same kind of processor and the same number of threads: what they all
-    compute alike must not differ in rounding.
+    with the same arguments. They should have the same kind of processor and the same number of threads: results that
+    must be the same in all of them must not differ in rounding.
     """
 
     group: Any = None
     """A process group; by default, all processes."""
     split: bool = True
-    """Whether every process passes all data and takes its share of them; otherwise, the data that a process passes are
-    its share."""
+    """Whether every process passes all the data and takes its share; otherwise, what a process passes is its share."""
     timeout: int | float = 600
-    """The most seconds that a process waits for the slowest one. One that ends is noticed at once."""
+    """The most seconds that a process waits for the slowest one. If a process ends, this is noticed at once."""
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
     """What this process has sent so far."""
 
@@ -160,7 +159,7 @@ class Processes(Team):
                 "it before Processes()."
             )
         if dist.get_rank(self.group) < 0:
-            raise InputError("group: expected a group that this process belongs to; it does not.")
+            raise InputError("group: expected a group that this process belongs to; got one without it.")
 
     @property
     def rank(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -174,7 +173,7 @@ class Processes(Team):
 
     @property
     def on_this_machine(self) -> int:
-        """How many processes share the memory of this machine, according to torchrun."""
+        """How many processes run on this machine, according to torchrun."""
         return min(self.size, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def sum(self, own: Tensor, of: Tensor | None = None) -> Tensor:
@@ -211,7 +210,7 @@ class Processes(Team):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """If it fails in one process, the others raise `ProcessError` in their next exchange, at the latest at its end.
+        """If one process fails, the others raise `ProcessError` in their next exchange, or when this context ends.
 
         The group can be used again afterwards.
         """
@@ -230,14 +229,14 @@ class Processes(Team):
             self._meet(_DONE, 0, 0.0)
 
     def _announce(self) -> None:
-        """Tell the others that this process has failed, if they can still be reached."""
+        """Tell the other processes that this one has failed, if they can still be reached."""
         try:
             self._headers(_FAILED, 0, 0.0, 0.0)
         except ProcessError:
             return  # the error of this process is the one to report
 
     def _meet(self, kind: int, size: int, of: float, value: float = 0.0) -> Tensor:
-        """The `value` of every process, after a check that all are at the same place."""
+        """The `value` of every process, after a check that all of them are at the same place."""
         found = self._headers(kind, size, of, value)
         failed = (found[:, 0] == _FAILED).nonzero().flatten().tolist()
         if failed:
@@ -261,7 +260,7 @@ class Processes(Team):
         return torch.stack(found).cpu()
 
     def _run(self, start: Callable[[], Any], sent: int) -> None:
-        """One operation, with a time limit and a typed error."""
+        """One exchange, with a time limit; `ProcessError` if it fails."""
         begin = perf_counter()
         try:
             start().wait(timedelta(seconds=self.timeout))
@@ -269,9 +268,9 @@ class Processes(Team):
                 torch.cuda.synchronize()
         except RuntimeError as error:
             raise ProcessError(
-                f"{self._me}: another process has ended, cannot be reached, or was not there within {self.timeout:g} "
+                f"{self._me}: another process has ended, cannot be reached, or did not arrive within {self.timeout:g} "
                 f"seconds ({str(error).splitlines()[0]}). Look at the output of the others, and start all of them "
-                "again. If one of them only takes longer, raise Processes(timeout=...)."
+                "again. If one of them is only slower, increase Processes(timeout=...)."
             ) from error
         self.traffic.exchanges += 1
         self.traffic.bytes += sent
@@ -283,7 +282,7 @@ class Processes(Team):
 
     @property
     def _device(self) -> torch.device:
-        """Where tensors must be to be sent."""
+        """The device from which tensors are sent."""
         nccl = dist.get_backend(self.group) == "nccl"
         return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
@@ -295,7 +294,7 @@ class Processes(Team):
 
 
 def _digest(value: object) -> int:
-    """63 bits that differ, almost surely, for different values."""
+    """63 bits that almost surely differ for different values."""
     if isinstance(value, Mapping):
         value = {str(name): _digest(each) for name, each in value.items()}
     if isinstance(value, tuple | list):

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# Rows of a piece of a matrix that several processes draw: torch draws 16 numbers at a time, and at least 16.
+# Rows per piece of a matrix that several processes draw: torch draws 16 numbers at a time, and at least 16.
 _ROWS, _FEWEST = 4096, 16
 
 USER_STATE = RLock()
@@ -44,8 +44,8 @@ def normal_rows(
 ) -> Float[Tensor, "m s"]:
     """Some rows of a `total` × `num_columns` matrix ~ N(0, I), in the dtype and on the device of `like`.
 
-    Processes with generators in the same state draw the rows of one matrix, each its own, and leave their generators
-    in the same state. On a CPU it is the matrix that one process draws at once.
+    Processes whose generators are in the same state draw the rows of one matrix, each its own, and leave the generators
+    in the same state. On a CPU, it is the matrix that a single process would draw at once.
     """
     settings = {"generator": generator, "dtype": like.dtype, "device": like.device}
     if own == slice(0, total):

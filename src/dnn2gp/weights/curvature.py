@@ -47,7 +47,7 @@ class Evaluation:
         )
 
     def over(self, team: Team) -> Evaluation:
-        """The sums over the examples of all processes, by one all-reduce of 3 + P (or P²) numbers per process."""
+        """The sums over the examples of all processes, with one all-reduce of 3 + 2P numbers (or 3 + P + P²)."""
         if team.size == 1:
             return self
         count = self.loss.new_tensor(self.count)

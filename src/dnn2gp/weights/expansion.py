@@ -171,9 +171,9 @@ class Expansion:
         return self.num_examples * self.root.shape[2]
 
     def spread(self, count: int) -> Int[Tensor, " n"]:
-        """At most `count` examples, evenly spread over the data; if several processes share them, the own ones.
+        """At most `count` examples, evenly spread over the data.
 
-        Every process has at least one.
+        If several processes share the data, the index has the examples of this process only, and at least one.
         """
         total, own, device = self.num_examples, self.own_examples, self.root.device
         index = torch.linspace(0, total - 1, min(count, total), device=device).round().long()

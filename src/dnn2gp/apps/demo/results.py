@@ -34,9 +34,9 @@ class Foreign:
     unfamiliar: float
     """The share whose outlier score exceeds that of 95 % of the training digits."""
     network_auroc: float
-    """How well the entropy of the network tells the set from the test digits; ½ for chance."""
+    """The AUROC with which the entropy of the network tells the set from the test digits; ½ is chance."""
     gp_auroc: float
-    """How well the outlier score of the GP does."""
+    """The same for the outlier score of the GP."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _scores_table(scores: dict[str, Scores]) -> Table:
 
 def _foreign_table(foreign: dict[str, Foreign]) -> Table:
     caption = (
-        "Unfamiliar: a larger outlier score than 95 % of the training digits, each predicted without itself. "
+        "Unfamiliar: a larger outlier score than 95 % of the training digits, each predicted from all the others. "
         "Told apart: AUROC against the test digits, by the network's entropy and by the GP's outlier score."
     )
     table = Table(title="Images it does not know", caption=caption)

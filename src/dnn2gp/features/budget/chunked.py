@@ -33,9 +33,9 @@ from dnn2gp.support.progress import track
 
 # The largest number of examples in a chunk.
 _CHUNK = 256
-# The most rows per example with which memory is measured, and the share of the budget that the factors of one example
-# may then have at least: those of five are held while they are used, in float64, and real factors are up to three times
-# as large as the lower bound.
+# Memory is measured with at most _ROWS_MEASURED rows per example, and with so few that the lower bound for the factors
+# of one example is at most 1 / _TRIED of the budget: those of five examples are held while they are used, in float64,
+# and real factors are up to three times as large as the lower bound.
 _ROWS_MEASURED = 32
 _TRIED = 60
 # The share of the budget that a trial may hold until the next one: several uses of it are often measured in a row.
@@ -171,7 +171,7 @@ class Chunked(ABC):
             own = cotangents[part] if given else cotangents
             factors = self.factors(some, own, apart=work.apart)
             del some
-            give_back(self.budget())  # what was needed to compute them
+            give_back(self.budget())  # the memory that computing them needed
             yield part, factors
             del factors
 

@@ -39,7 +39,7 @@ from dnn2gp.support.memory import check_budget, chunks, require, room
 Engine = TypeVar("Engine", bound="NetworkFeatures")
 # The most examples in one plain forward or backward pass, as in training: no Jacobian is formed there.
 _PASS = 512
-# The examples on which derivatives are checked, and those of which at least one must have some.
+# The number of examples on which derivatives are checked, and of those among which at least one must have a derivative.
 _FEW = 3
 _LOOKED_AT = 32
 # How much more memory a pass takes than its tensors: what one layer frees, malloc often cannot give to the next.

@@ -10,8 +10,8 @@ with Ŝ the empirical covariances. It lies between 0 and T, and in the basis in 
 variance of its entry (i, j) is  v d / (v + d) / S  with v = vᵢvⱼ and d = dᵢdⱼ, twice that on the diagonal: never more
 than that of Ŝ_V alone, and little where D is small.
 
-With S < 2K samples, Ŝ_V and Ŝ_D say too little about K × K matrices. As many pseudo-samples as are missing then stand
-beside them, for which V and D are the same shares of T in all directions.
+With S < 2K samples, Ŝ_V and Ŝ_D say too little about K × K matrices. Then 2K − S pseudo-samples are added, for which V
+and D are the same shares of T in all directions.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def estimate(
 def _completed(
     total: Float[Tensor, "n K K"], own: Float[Tensor, "n K K"], other: Float[Tensor, "n K K"], count: int
 ) -> tuple[Float[Tensor, "n K K"], Float[Tensor, "n K K"]]:
-    """Ŝ_V and Ŝ_D. With fewer than 2K samples, mixed with t T and (1 − t) T, where t is the share of tr V in tr T."""
+    """Ŝ_V and Ŝ_D; with fewer than 2K samples, mixed with t T and (1 − t) T, where t is the share of tr V in tr T."""
     missing = _missing(total, count)
     if not missing:
         return own, other

@@ -59,7 +59,7 @@ class Curvature:
         return self.sites.push(vectors.to(self.dtype))
 
     def random_sites(self, count: int, generator: torch.Generator) -> Float[Tensor, "M s"]:
-        """ε ~ N(0, I) over the sites of this process, out of those that all processes draw alike."""
+        """ε ~ N(0, I) over the sites of this process: its rows of the one matrix that all processes draw."""
         own, rank = self._own_examples, self.sites.rank
         rows = slice(own.start * rank, own.stop * rank)
         return normal_rows(self._num_sites, rows, count, generator, self.sites.features.anchor.to(self.dtype))
