@@ -4,7 +4,8 @@ Every process runs this script, holds its share of the examples and gets the sam
 
     python examples/several_processes.py                                       # one process
     torchrun --nproc-per-node=2 examples/several_processes.py                  # two on this machine
-    torchrun --nnodes=2 --nproc-per-node=8 --rdzv-endpoint=host:29500 examples/several_processes.py
+    torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d \
+        --rdzv-endpoint=host:29500 examples/several_processes.py
 
 With `--smoke`, it takes a few seconds.
 """

@@ -146,7 +146,7 @@ class Processes(Team):
     split: bool = True
     """Whether every process passes all the data and takes its share; otherwise, what a process passes is its share."""
     timeout: int | float = 600
-    """The most seconds that a process waits for the slowest one. If a process ends, this is noticed at once."""
+    """The most seconds that a process waits for the slowest one. With gloo, a process that ends is noticed at once."""
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
     """What this process has sent so far."""
 
