@@ -28,7 +28,7 @@ from dnn2gp.network.inputs import (
     take,
 )
 from dnn2gp.support.allocator import give_back, sparing
-from dnn2gp.support.memory import chunks, default_budget, held, require, room
+from dnn2gp.support.memory import SMALL, chunks, default_budget, held, require, room
 from dnn2gp.support.progress import track
 
 # The largest number of examples in a chunk.
@@ -114,7 +114,8 @@ class Chunked(ABC):
     def rows_tried(self, inputs: Inputs, num_rows: int) -> int:
         """The rows per example with which memory is measured: all R, unless that takes long or needs much memory."""
         each = max(1.0, self.least_bytes(inputs, num_rows) / num_rows)
-        return min(num_rows, _ROWS_MEASURED, max(1, int(room(self.budget()) / (_TRIED * each))))
+        most = max(SMALL, room(self.budget())) / (_TRIED * each)
+        return min(num_rows, _ROWS_MEASURED, max(1, int(most)))
 
     @staticmethod
     def kind(inputs: Inputs) -> tuple[object, ...]:
