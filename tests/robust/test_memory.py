@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,18 @@ def test_factors_of_the_data_are_made_in_chunks(monkeypatch) -> None:
     size = gp.inference.chunk(gp.features, x)
     assert size <= gp.features.chunk(x, fixed=factor, extra=extra) < len(x)
     assert gp.features.chunk(x, fixed=factor, extra=extra) < gp.features.chunk(x)
+
+
+def test_blocks_of_a_kernel_match_although_the_free_memory_changes(monkeypatch) -> None:
+    """Whatever fits each time it is asked for, rows and columns are divided in the same way."""
+    x, y = regression()
+    expected = convert(mlp(), (x, y), NOISE, DELTA, inference=FunctionSpace()).inference.sites.gram()
+    sites = convert(mlp(), (x, y), NOISE, DELTA, inference=FunctionSpace(), memory_budget=60_000).inference.sites
+    sites._kept = None
+    monkeypatch.setattr(type(sites), "kept", lambda self: False)
+    sizes = cycle((7, 3, 5, 2))
+    monkeypatch.setattr(LayerwiseFeatures, "chunk", lambda *args, **settings: next(sizes))
+    torch.testing.assert_close(sites.gram(), expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("mean", [NetworkOutput(), LinearisedMode()])

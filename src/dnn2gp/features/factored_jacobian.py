@@ -102,14 +102,17 @@ class FactoredJacobian:
         """M = N·R."""
         return self.num_examples * self.rank
 
-    def blocks(self, what: str = "factors of the data") -> Iterator[tuple[slice, Factors]]:
-        """(examples, their rows of Φ by blocks of weights), chunk by chunk."""
-        kept = self._kept if self.kept() else None
+    def blocks(self, what: str = "factors of the data", size: int | None = None) -> Iterator[tuple[slice, Factors]]:
+        """(examples, their rows of Φ by blocks of weights), chunk by chunk.
+
+        With a `size`, factors are computed for so many examples at a time, whatever is kept and fits now.
+        """
+        kept = self._kept if size is None and self.kept() else None
         if kept is not None:
             for part, factors in kept.chunks:
                 yield part, factors if kept.white else self._white(factors)
         else:
-            for part, factors in self._made(f"{what}, computed again"):
+            for part, factors in self._made(f"{what}, computed again", size=size):
                 white = self._white(factors)
                 del factors
                 yield part, white
@@ -138,10 +141,14 @@ class FactoredJacobian:
         return 0 if self._kept is None else self._kept.bytes
 
     def gram(self) -> Float[Tensor, "M M"]:
-        """ΦΦᵀ = Sᵀ K S, one triangle of blocks and its mirror image."""
+        """ΦΦᵀ = Sᵀ K S, one triangle of blocks and its mirror image.
+
+        Rows and columns are divided in the same way, although the memory that is free may change in between.
+        """
+        size = None if self.kept() else self._size()
         result = torch.zeros(self.num_rows, self.num_rows, dtype=self.dtype, device=self.device)
-        for rows, left in self.blocks("kernel of the data"):
-            for columns, right in self.blocks("kernel of the data"):
+        for rows, left in self.blocks("kernel of the data", size):
+            for columns, right in self.blocks("kernel of the data", size):
                 if columns.start > rows.start:
                     break
                 place = result[self._sites(rows), self._sites(columns)]
@@ -229,16 +236,9 @@ class FactoredJacobian:
         """Φ."""
         return torch.cat([rows for _, rows in self.row_blocks()])
 
-    def _made(self, what: str, kept: int = 0) -> Iterator[tuple[slice, Factors]]:
+    def _made(self, what: str, kept: int = 0, size: int | None = None) -> Iterator[tuple[slice, Factors]]:
         """(examples, their factors), chunk by chunk, if `kept` bytes of them are kept in the end."""
-        wide = max(1, self.dtype.itemsize // self.features.anchor.element_size())
-        beside = 3 * wide * self.features.measured(self.inputs, self.rank).kept  # two blocks, and a copy of one
-        if self._columns:
-            size = self.features.chunk(self.inputs, self.rank, self._product(), fixed=self._held + kept, extra=beside)
-        else:  # blocks of a matrix of pairs: half of the room is for the examples they are paired with
-            half = (self.features.budget() - self._reserve) // 2
-            size = self.features.chunk(self.inputs, self.rank, fixed=self._reserve + max(0, half), extra=beside)
-            size = min(size, max(1, _BLOCK_ROWS // self.rank))
+        size = self._size(kept) if size is None else size
         parts = list(chunks(self.num_examples, size))
         for part, some in sparing(track(in_parts(self.inputs, parts), what, len(parts)), self.features.budget()):
             own = None if self.root is None else self.root[part]
@@ -246,6 +246,16 @@ class FactoredJacobian:
             del some
             yield part, factors
             del factors
+
+    def _size(self, kept: int = 0) -> int:
+        """Examples whose factors fit at a time, beside `kept` bytes."""
+        wide = max(1, self.dtype.itemsize // self.features.anchor.element_size())
+        beside = 3 * wide * self.features.measured(self.inputs, self.rank).kept  # two blocks, and a copy of one
+        if self._columns:
+            return self.features.chunk(self.inputs, self.rank, self._product(), fixed=self._held + kept, extra=beside)
+        half = (self.features.budget() - self._reserve) // 2  # of the room is for the examples they are paired with
+        size = self.features.chunk(self.inputs, self.rank, fixed=self._reserve + max(0, half), extra=beside)
+        return min(size, max(1, _BLOCK_ROWS // self.rank))
 
     def _at_once(self) -> int:
         """The examples whose kept factors are multiplied at once: their products, too, must fit into the budget."""
