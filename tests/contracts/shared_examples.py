@@ -163,11 +163,21 @@ def regressions(processes: Processes | None) -> dict[str, Answers]:
     )
     small = GaussianLikelihood(1e-5)
     exact = dnn2gp.convert(network(2), (x, y), small, 1.0, inference=WeightSpace(), processes=processes)
+    flat = x * torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)  # only the prior knows the weights of the last input
+    linear = nn.Linear(FEATURES, 2).double()
+    torch.nn.init.ones_(linear.weight)
+    torch.nn.init.zeros_(linear.bias)
+    unseen = dnn2gp.convert(linear, (flat, y), small, 1.0, inference=WeightSpace(), processes=processes)
     layered = dnn2gp.convert(convolution(), (x, y), GaussianLikelihood(0.3), structure=Kronecker(), processes=processes)
     slope = exact.evidence_gradient().sigma
     assert slope is not None
     found["slope in σ"] = {"slope": slope}
-    return found | {"own noise": of_gp(own), "small noise": of_gp(exact), "convolution": of_gp(layered)}
+    return found | {
+        "own noise": of_gp(own),
+        "small noise": of_gp(exact),
+        "more rows than weights": of_gp(unseen),
+        "convolution": of_gp(layered),
+    }
 
 
 def own_shares(processes: Processes | None) -> dict[str, Answers]:
