@@ -63,7 +63,7 @@ class Source:
             return Source(dataset, None, default_collate, Workers())
         if loader.batch_sampler is None:
             return None
-        usual = isinstance(loader.batch_sampler, BatchSampler) and isinstance(loader.sampler, SequentialSampler)
+        usual = _reads_all(loader.batch_sampler, len(dataset))
         order = None if usual else _order(loader)
         if not usual and order is None:
             return None
@@ -119,6 +119,16 @@ class Source:
             prefetch_factor=1,
             generator=generator,
         )
+
+
+def _reads_all(batches: object, count: int) -> bool:
+    """Whether these batches are known to hold the examples 0 … N − 1, in this order.
+
+    `DataLoader.sampler` does not say: it is a SequentialSampler beside every batch_sampler of the user.
+    """
+    if type(batches) is not BatchSampler or batches.drop_last:
+        return False
+    return type(batches.sampler) is SequentialSampler and len(batches.sampler) == count
 
 
 def _order(loader: DataLoader) -> Int[Tensor, " N"] | None:
