@@ -38,6 +38,7 @@ from dnn2gp import (
     Processes,
     WeightSpace,
 )
+from dnn2gp.inference import Posterior
 from dnn2gp.network.inputs import OnDemand
 from dnn2gp.support.errors import InputError, ProcessError
 from dnn2gp.weights import Expansion
@@ -210,6 +211,27 @@ def on_demand(processes: Processes | None, folder: Path | None = None) -> dict[s
         streamed._SMALL, streamed._MOST, streamed._KEPT = kept
 
 
+def chunks_of_any_length(processes: Processes | None) -> dict[str, Answers]:
+    """A validation set that each process would predict in chunks of another length, in float32."""
+    x, y, _ = data()
+    own = [x.float().repeat(1, 20) + torch.arange(60) / 10, y]
+    module = nn.Linear(20 * FEATURES, 3)
+    torch.nn.init.normal_(module.weight, std=0.02, generator=seeded())
+    torch.nn.init.zeros_(module.bias)
+    usual = Posterior.chunk
+    Posterior.chunk = lambda self, features, inputs: 5 + 3 * (0 if processes is None else processes.rank)
+    try:
+        found = {}
+        for name, count in {"validation in chunks": N, "one validation example": 1}.items():
+            settings = {"structure": Diagonal(), "validation": (own[0][:count], y[:count]), "processes": processes}
+            gp = dnn2gp.convert(module, (own[0], y), CategoricalLikelihood(), 1.0, **settings)
+            known = gp.calibration
+            found[name] = {"calibration": torch.tensor([known.scale, known.temperature], dtype=torch.float64)}
+        return found
+    finally:
+        Posterior.chunk = usual
+
+
 class Listed(Dataset):
     """A list of examples as a Dataset."""
 
@@ -248,6 +270,7 @@ def answers(processes: Processes | None, folder: Path | None = None) -> dict[str
             **regressions(processes),
             **own_shares(processes),
             **on_demand(processes, folder),
+            **chunks_of_any_length(processes),
             **steps(processes),
         }
 
@@ -288,6 +311,7 @@ def mistakes(processes: Processes) -> dict[str, str]:
         "details": lambda: dnn2gp.diagnose(gp, details=True),
         "batch norm": lambda: VOGN(batchnorm, likelihood, N, processes=processes).step(x, y),
         "seed": lambda: VOGN(own, likelihood, N, seed=rank, processes=processes),
+        "validation": lambda: converted(own, x, y, validation=(x[rank:], y[rank:])),
         "step": lambda: dnn2gp.gp.convert_step(*_step(own, likelihood, processes)),
         "places": lambda: gp.evidence() if rank == 0 else gp.leave_one_out(),
     }

@@ -231,6 +231,11 @@ class Absent(OnDemand):
         yield from map(self.read, parts)
 
 
+def share_of(inputs: Inputs, own: slice) -> Inputs:
+    """Consecutive examples, in memory if all of them are."""
+    return Share(inputs, own) if isinstance(inputs, OnDemand) else take(inputs, own)
+
+
 def joined(pieces: Sequence[Inputs]) -> Inputs:
     """One set of inputs from several of the same form, in memory if all of them are."""
     if any(isinstance(piece, OnDemand) for piece in pieces):
