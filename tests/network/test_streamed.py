@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from copy import deepcopy
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -100,6 +101,8 @@ LOADERS = {
     "batch sampler": lambda: {"batch_sampler": BatchSampler([22, 3, 0, 3], 3, drop_last=False)},
     "incomplete batch dropped": lambda: {"batch_sampler": BatchSampler(SequentialSampler(Rows()), 7, drop_last=True)},
     "lists": lambda: {"batch_sampler": [[3, 4], [-1]]},
+    "numbers of NumPy": lambda: {"sampler": list(np.array([22, 3, 3])), "batch_size": 2},
+    "numbers of torch": lambda: {"sampler": torch.tensor([22, 3, 3]), "batch_size": 2},
     "sampler of fewer examples": lambda: {"sampler": SequentialSampler(range(11)), "batch_size": 4},
     "all": lambda: {"batch_sampler": BatchSampler(SequentialSampler(Rows()), 7, drop_last=False)},
 }
@@ -243,6 +246,7 @@ def test_views():
     expected = torch.cat([x, x[:6], x])
     assert isinstance(both, OnDemand)
     assert torch.equal(all_of(both, 9)[0], expected)
+    assert leaves(take(both, slice(5, 5)))[0].shape == (0, 3)
     assert torch.equal(leaves(take(both, torch.tensor([51, 0, 25, 22, 23])))[0], expected[[51, 0, 25, 22, 23]])
     assert torch.equal(both.checksums, checksums(expected))
     as_list = Converted(read_data(Rows(PACKED["tuples"]), BUDGET).inputs, [x[:1], x[:1, :1]])

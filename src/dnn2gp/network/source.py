@@ -134,11 +134,19 @@ def _reads_all(batches: object, count: int) -> bool:
 def _order(loader: DataLoader) -> Int[Tensor, " N"] | None:
     """The indices in the order of the loader's sampler; None if they are not integers."""
     first, second = ([index for batch in loader.batch_sampler or () for index in batch] for _ in range(2))
-    if not all(isinstance(index, int) for index in first):
+    if not all(map(_is_whole, (*first, *second))):
         return None
-    if first != second:
+    order, again = ([int(index) for index in each] for each in (first, second))
+    if order != again:
         raise ChangedDataError(UNSTABLE)
-    return torch.tensor(first, dtype=torch.int64)
+    return torch.tensor(order, dtype=torch.int64)
+
+
+def _is_whole(index: object) -> bool:
+    """Whether an index is one integer, of Python, NumPy or torch."""
+    if isinstance(index, Tensor):
+        return index.ndim == 0 and not (index.is_floating_point() or index.is_complex())
+    return isinstance(index, int | np.integer)
 
 
 def _explained(read: Callable[[], object], index: list[int]) -> object:

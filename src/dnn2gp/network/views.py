@@ -126,6 +126,8 @@ class Joined(OnDemand):
 
     def read(self, index: slice | Tensor) -> Inputs:
         index = positions(index, self.num_examples)
+        if len(index) == 0:
+            return take(self.form, slice(0, 0))
         found, order = [], []
         for piece, place in zip(self.pieces, self._ranges(), strict=True):
             own = ((place.start <= index) & (index < place.stop)).nonzero()[:, 0]
