@@ -38,6 +38,7 @@ from dnn2gp import (
     Processes,
     WeightSpace,
 )
+from dnn2gp.inference import Posterior
 from dnn2gp.network.inputs import OnDemand
 from dnn2gp.support.errors import InputError, ProcessError
 from dnn2gp.weights import Expansion
@@ -163,11 +164,21 @@ def regressions(processes: Processes | None) -> dict[str, Answers]:
     )
     small = GaussianLikelihood(1e-5)
     exact = dnn2gp.convert(network(2), (x, y), small, 1.0, inference=WeightSpace(), processes=processes)
+    flat = x * torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)  # only the prior knows the weights of the last input
+    linear = nn.Linear(FEATURES, 2).double()
+    torch.nn.init.ones_(linear.weight)
+    torch.nn.init.zeros_(linear.bias)
+    unseen = dnn2gp.convert(linear, (flat, y), small, 1.0, inference=WeightSpace(), processes=processes)
     layered = dnn2gp.convert(convolution(), (x, y), GaussianLikelihood(0.3), structure=Kronecker(), processes=processes)
     slope = exact.evidence_gradient().sigma
     assert slope is not None
     found["slope in σ"] = {"slope": slope}
-    return found | {"own noise": of_gp(own), "small noise": of_gp(exact), "convolution": of_gp(layered)}
+    return found | {
+        "own noise": of_gp(own),
+        "small noise": of_gp(exact),
+        "more rows than weights": of_gp(unseen),
+        "convolution": of_gp(layered),
+    }
 
 
 def own_shares(processes: Processes | None) -> dict[str, Answers]:
@@ -198,6 +209,27 @@ def on_demand(processes: Processes | None, folder: Path | None = None) -> dict[s
         return {"on demand": of_gp(gp) | of_diagnosis(gp)}
     finally:
         streamed._SMALL, streamed._MOST, streamed._KEPT = kept
+
+
+def chunks_of_any_length(processes: Processes | None) -> dict[str, Answers]:
+    """A validation set that each process would predict in chunks of another length, in float32."""
+    x, y, _ = data()
+    own = [x.float().repeat(1, 20) + torch.arange(60) / 10, y]
+    module = nn.Linear(20 * FEATURES, 3)
+    torch.nn.init.normal_(module.weight, std=0.02, generator=seeded())
+    torch.nn.init.zeros_(module.bias)
+    usual = Posterior.chunk
+    Posterior.chunk = lambda self, features, inputs: 5 + 3 * (0 if processes is None else processes.rank)
+    try:
+        found = {}
+        for name, count in {"validation in chunks": N, "one validation example": 1}.items():
+            settings = {"structure": Diagonal(), "validation": (own[0][:count], y[:count]), "processes": processes}
+            gp = dnn2gp.convert(module, (own[0], y), CategoricalLikelihood(), 1.0, **settings)
+            known = gp.calibration
+            found[name] = {"calibration": torch.tensor([known.scale, known.temperature], dtype=torch.float64)}
+        return found
+    finally:
+        Posterior.chunk = usual
 
 
 class Listed(Dataset):
@@ -238,6 +270,7 @@ def answers(processes: Processes | None, folder: Path | None = None) -> dict[str
             **regressions(processes),
             **own_shares(processes),
             **on_demand(processes, folder),
+            **chunks_of_any_length(processes),
             **steps(processes),
         }
 
@@ -278,6 +311,7 @@ def mistakes(processes: Processes) -> dict[str, str]:
         "details": lambda: dnn2gp.diagnose(gp, details=True),
         "batch norm": lambda: VOGN(batchnorm, likelihood, N, processes=processes).step(x, y),
         "seed": lambda: VOGN(own, likelihood, N, seed=rank, processes=processes),
+        "validation": lambda: converted(own, x, y, validation=(x[rank:], y[rank:])),
         "step": lambda: dnn2gp.gp.convert_step(*_step(own, likelihood, processes)),
         "places": lambda: gp.evidence() if rank == 0 else gp.leave_one_out(),
     }

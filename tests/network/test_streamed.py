@@ -5,11 +5,12 @@ from __future__ import annotations
 import pickle
 from copy import deepcopy
 
+import numpy as np
 import psutil
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
 
 import dnn2gp.network.streamed as streamed_data
 from dnn2gp.network.checksums import checksums
@@ -97,6 +98,26 @@ def test_samplers_with_a_fixed_order(workers):
     assert torch.equal(data.targets, torch.tensor(order))
 
 
+LOADERS = {
+    "batch sampler": lambda: {"batch_sampler": BatchSampler([22, 3, 0, 3], 3, drop_last=False)},
+    "incomplete batch dropped": lambda: {"batch_sampler": BatchSampler(SequentialSampler(Rows()), 7, drop_last=True)},
+    "lists": lambda: {"batch_sampler": [[3, 4], [-1]]},
+    "numbers of NumPy": lambda: {"sampler": list(np.array([22, 3, 3])), "batch_size": 2},
+    "numbers of torch": lambda: {"sampler": torch.tensor([22, 3, 3]), "batch_size": 2},
+    "sampler of fewer examples": lambda: {"sampler": SequentialSampler(range(11)), "batch_size": 4},
+    "all": lambda: {"batch_sampler": BatchSampler(SequentialSampler(Rows()), 7, drop_last=False)},
+}
+
+
+@pytest.mark.parametrize("case", LOADERS)
+def test_the_examples_of_a_loader_are_those_that_it_yields(case):
+    loader = DataLoader(Rows(), **LOADERS[case]())
+    data = read_data(loader, BUDGET)
+    assert isinstance(data.inputs, Streamed)
+    assert torch.equal(all_of(data.inputs)[0], torch.cat([x for x, _ in loader]))
+    assert torch.equal(data.targets, torch.cat([y for _, y in loader]))
+
+
 def test_small_data_are_read_into_memory(monkeypatch):
     monkeypatch.setattr(streamed_data, "_SMALL", 1 / 8)
     size = N * (3 * 8 + 8)
@@ -148,6 +169,27 @@ def test_random_augmentation_is_refused(workers):
     loader = DataLoader(Rows(lambda index, x: x + torch.rand(3)), num_workers=workers)
     with pytest.raises(ChangedDataError, match="augment"):
         read_data(loader, BUDGET)
+
+
+def test_random_targets_are_refused():
+    class Noisy(Rows):
+        def __getitem__(self, index: int):
+            return self.x[index], torch.rand(())
+
+    with pytest.raises(ChangedDataError, match="augment"):
+        read_data(Noisy(), BUDGET)
+
+
+def test_targets_that_change_within_the_first_pass():
+    class Counting(Rows):
+        reads = 0
+
+        def __getitem__(self, index: int):
+            self.reads += index == 1
+            return self.x[index], torch.tensor(float(self.reads > 3))
+
+    with pytest.raises(ChangedDataError, match="example 1"):
+        read_data(Counting(), BUDGET)
 
 
 def test_examples_that_change_between_passes():
@@ -205,6 +247,7 @@ def test_views():
     expected = torch.cat([x, x[:6], x])
     assert isinstance(both, OnDemand)
     assert torch.equal(all_of(both, 9)[0], expected)
+    assert leaves(take(both, slice(5, 5)))[0].shape == (0, 3)
     assert torch.equal(leaves(take(both, torch.tensor([51, 0, 25, 22, 23])))[0], expected[[51, 0, 25, 22, 23]])
     assert torch.equal(both.checksums, checksums(expected))
     as_list = Converted(read_data(Rows(PACKED["tuples"]), BUDGET).inputs, [x[:1], x[:1, :1]])

@@ -9,7 +9,7 @@ from typing import final
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from dnn2gp.features import NetworkFeatures, StackedFeatures
+from dnn2gp.features import FeatureMap, NetworkFeatures, StackedFeatures
 from dnn2gp.gp.automatic import Guess, Predictor, calibration_at_mode, calibration_at_network
 from dnn2gp.gp.calibrate import POINTS, best_calibration, exceeds_error, score_scale
 from dnn2gp.gp.means import at_network, mean_of, moved_to_mode
@@ -19,8 +19,10 @@ from dnn2gp.inference.averages import Averages, averages
 from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
 from dnn2gp.network import Network
+from dnn2gp.network.checksums import checksums
 from dnn2gp.network.data import read_data
-from dnn2gp.network.inputs import Inputs
+from dnn2gp.network.inputs import Inputs, num_examples
+from dnn2gp.network.views import share_of
 from dnn2gp.support.errors import InputError, NotFiniteError
 
 
@@ -33,7 +35,7 @@ def calibration_for(
     """The calibration of a posterior with its mean, by leave-one-out if there is no validation set."""
     if validation is not None:
         held = HeldOut.of(validation, features.network, likelihood, features.budget())
-        return held.best(posterior.latent(features, held.inputs)).calibration
+        return held.best(held.latent(posterior, features)).calibration
     expansion, mean = posterior.model.expansion, mean_of(posterior)
     if posterior.model.of_step or expansion.targets is None:
         raise InputError(
@@ -63,7 +65,7 @@ def by_validation(mode: Posterior, likelihood: Likelihood, validation: object, n
     """
     features, around = mode.model.expansion.features, at_network(mode)
     held = HeldOut.of(validation, network, likelihood, features.budget())
-    there, here = (each.latent(features, held.inputs) for each in (mode, around))
+    there, here = (held.latent(each, features) for each in (mode, around))
     if mode.model.expansion.quadratic and mode.solves:
         fits = held.best(there), held.best(here)
         moved = not fits[1].beats(fits[0])
@@ -115,6 +117,18 @@ class HeldOut:
         except InputError as error:
             raise InputError(f"validation, {error}") from error
         return HeldOut(inputs, targets.to(network.device), likelihood)
+
+    def latent(self, posterior: Posterior, features: FeatureMap) -> Latent:
+        """f at the inputs; several processes compute a share each, so that all of them choose from the same numbers.
+
+        What each of them would compute for all inputs differs in rounding if they read chunks of different lengths.
+        """
+        team, count = features.team, num_examples(self.inputs)
+        team.agree({"validation set": [checksums(self.inputs), self.targets] if team.size > 1 else []})
+        own = team.share(count) if count >= team.size else slice(0, count)
+        found = posterior.latent(features, share_of(self.inputs, own))
+        parts = found.outputs, found.shift, found.covariance, found.error
+        return Latent(*(team.gathered(each)[:count] for each in parts))
 
     def best(self, latent: Latent, guess: Calibration | None = None) -> Fit:
         """The calibration with the smallest NLL, with a prior around a `guess` from leave-one-out, if there is one.

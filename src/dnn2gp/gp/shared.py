@@ -11,8 +11,8 @@ from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.data import Data
-from dnn2gp.network.inputs import Inputs, OnDemand, example_of, leaves, map_inputs, take
-from dnn2gp.network.views import Share
+from dnn2gp.network.inputs import Inputs, OnDemand, example_of, leaves, map_inputs
+from dnn2gp.network.views import Share, share_of
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import check_budget, default_budget
 from dnn2gp.support.processes import ALONE, Processes, Team
@@ -30,8 +30,8 @@ def own_share(team: Team, data: Data, likelihood: Likelihood) -> tuple[Data, Lik
     if not (isinstance(team, Processes) and team.split):
         return data, likelihood
     own = team.share(data.num_examples)
-    inputs = data.inputs
-    few = Share(inputs, own) if isinstance(inputs, OnDemand) else map_inputs(torch.clone, take(inputs, own))
+    few = share_of(data.inputs, own)
+    few = few if isinstance(few, OnDemand) else map_inputs(torch.clone, few)
     return Data(few, data.targets[own].clone()), likelihood.take(own)
 
 

@@ -142,16 +142,17 @@ def _white_residual(expansion: Expansion) -> Float[Tensor, " M"]:
 def _triangle(sites: FactoredJacobian, right: Float[Tensor, " M"], above: Float[Tensor, "m C"]) -> Float[Tensor, "C C"]:
     """R of rows above, and of the rows of Φ with one more column, a block of rows at a time.
 
-    With several processes, each computes the R of its own rows, and then the R of all these stacked.
+    With several processes, each computes the R of its own rows, and then the R of all these stacked; process 0 has the
+    rows above.
     """
-    size, waiting, team = sites.shape[1], [above], sites.features.team
+    size, team = sites.shape[1], sites.features.team
+    waiting = [above if team.rank == 0 else above[:0]]
     for rows, block in sites.row_blocks():
         waiting.append(torch.cat([block, right[rows, None]], 1))
         if sum(map(len, waiting)) > 2 * size:
             waiting = [triangle(torch.cat(waiting))]
     if team.size > 1:
-        own = [each for each in waiting if each is not above or team.rank == 0]
-        waiting = [team.gathered(triangle(torch.cat([*own, above.new_zeros(size + 1, size + 1)])))]
+        waiting = [team.gathered(triangle(torch.cat([*waiting, above.new_zeros(size + 1, size + 1)])))]
     return triangle(torch.cat([*waiting, above.new_zeros(size + 1, size + 1)]))
 
 

@@ -63,7 +63,7 @@ class Source:
             return Source(dataset, None, default_collate, Workers())
         if loader.batch_sampler is None:
             return None
-        usual = isinstance(loader.batch_sampler, BatchSampler) and isinstance(loader.sampler, SequentialSampler)
+        usual = _reads_all(loader.batch_sampler, len(dataset))
         order = None if usual else _order(loader)
         if not usual and order is None:
             return None
@@ -121,14 +121,32 @@ class Source:
         )
 
 
+def _reads_all(batches: object, count: int) -> bool:
+    """Whether these batches are known to hold the examples 0 … N − 1, in this order.
+
+    `DataLoader.sampler` does not say: it is a SequentialSampler beside every batch_sampler of the user.
+    """
+    if type(batches) is not BatchSampler or batches.drop_last:
+        return False
+    return type(batches.sampler) is SequentialSampler and len(batches.sampler) == count
+
+
 def _order(loader: DataLoader) -> Int[Tensor, " N"] | None:
     """The indices in the order of the loader's sampler; None if they are not integers."""
     first, second = ([index for batch in loader.batch_sampler or () for index in batch] for _ in range(2))
-    if not all(isinstance(index, int) for index in first):
+    if not all(map(_is_whole, (*first, *second))):
         return None
-    if first != second:
+    order, again = ([int(index) for index in each] for each in (first, second))
+    if order != again:
         raise ChangedDataError(UNSTABLE)
-    return torch.tensor(first, dtype=torch.int64)
+    return torch.tensor(order, dtype=torch.int64)
+
+
+def _is_whole(index: object) -> bool:
+    """Whether an index is one integer, of Python, NumPy or torch."""
+    if isinstance(index, Tensor):
+        return index.ndim == 0 and not (index.is_floating_point() or index.is_complex())
+    return isinstance(index, int | np.integer)
 
 
 def _explained(read: Callable[[], object], index: list[int]) -> object:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from dnn2gp.network.batches import UNSTABLE, Data, check_alike, checked_batch
+from dnn2gp.network.batches import UNSTABLE, Data, check_alike, checked_batch, same_batch
 from dnn2gp.network.checksums import checksums
 from dnn2gp.network.inputs import Inputs, OnDemand, check_finite, concatenate, leaves, map_inputs, positions, take
 from dnn2gp.network.source import Source
@@ -115,11 +115,12 @@ def streamed(source: Source, budget: int) -> Data | None:
     kept = torch.arange(min(count, most, _KEPT))
     first, again = (_one_batch(source, kept) for _ in range(2))
     check_alike(0, first, again)
-    if not torch.equal(checksums(first.inputs), checksums(again.inputs)):
+    if not same_batch(first, again):
         raise ChangedDataError(UNSTABLE)
     own = Data(map_inputs(_own, first.inputs), _own(first.targets))
     targets, sums = _scanned(source, own, most)
     changed = sums[: len(kept)] != checksums(own.inputs)
+    changed |= checksums(targets[: len(kept)]) != checksums(own.targets)
     if bool(changed.any()):
         raise _changed(int(changed.nonzero()[0]))
     return Data(Streamed(source, own, sums, most), targets)

@@ -126,6 +126,8 @@ class Joined(OnDemand):
 
     def read(self, index: slice | Tensor) -> Inputs:
         index = positions(index, self.num_examples)
+        if len(index) == 0:
+            return take(self.form, slice(0, 0))
         found, order = [], []
         for piece, place in zip(self.pieces, self._ranges(), strict=True):
             own = ((place.start <= index) & (index < place.stop)).nonzero()[:, 0]
@@ -229,6 +231,11 @@ class Absent(OnDemand):
 
     def passed(self, parts: Sequence[slice | Tensor]) -> Generator[Inputs, None, None]:
         yield from map(self.read, parts)
+
+
+def share_of(inputs: Inputs, own: slice) -> Inputs:
+    """Consecutive examples, in memory if all of them are."""
+    return Share(inputs, own) if isinstance(inputs, OnDemand) else take(inputs, own)
 
 
 def joined(pieces: Sequence[Inputs]) -> Inputs:
