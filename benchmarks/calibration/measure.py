@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from benchmarks.calibration.networks import Case, Pair, Split, build, larger_split, split, train
+from benchmarks.calibration.networks import Case, Pair, Split, build, split, train
 from benchmarks.calibration.regression import RegressionCase, regression_row
 from dnn2gp import CategoricalLikelihood, GaussianProcess, convert
 from dnn2gp.estimators import GPNetClassifier
@@ -61,26 +61,26 @@ def _of_network(case: Case) -> dict:
 
 def _of_estimator(case: Case) -> dict:
     """A network at a minimum, with δ by the evidence: the exact GP, and the one with a by leave-one-out."""
-    (x, y), (x_test, y_test) = larger_split(case.data, case.seed)
+    data = split(case.data, case.seed)
+    # Training and validation data together: nothing is chosen on the latter.
+    x, y = (torch.cat(parts) for parts in zip(data.train, data.validation, strict=True))
     found = GPNetClassifier(random_state=case.seed).fit(x.numpy(), y.numpy())
     gp: GaussianProcess = found.gp_
-    inputs = torch.from_numpy(found.input_scaler_.transform(x_test.numpy()))
+    inputs = torch.from_numpy(found.input_scaler_.transform(data.test[0].numpy()))
     exact = replace(gp, calibration=Calibration())
     ways = {
         "network": torch.softmax(gp.network(gp.network.weights, inputs), 1),
         "GP, a = 1": exact.predict(inputs).probabilities,
         "GP": gp.predict(inputs).probabilities,
     }
-    left = {"GP, a = 1": exact.leave_one_out().log_prob, "GP": gp.leave_one_out().log_prob}
     return {
         **asdict(case),
         "num_weights": gp.network.num_weights,
         "num_train": len(y),
         "mean": gp.centre.name,
         "calibration": asdict(gp.calibration),
-        "leave_one_out": {way: -each.mean().item() for way, each in left.items()},
-        "leave_one_out_error": {way: (each.std() / len(each) ** 0.5).item() for way, each in left.items()},
-        "scores": {way: scores(probabilities, y_test) for way, probabilities in ways.items()},
+        "leave_one_out": {"GP, a = 1": exact.leave_one_out().nll, "GP": gp.leave_one_out().nll},
+        "scores": {way: scores(probabilities, data.test[1]) for way, probabilities in ways.items()},
     }
 
 

@@ -44,12 +44,10 @@ class Case:
         return f"{self.data}, {self.kind}, {self.regime}, split {self.seed}"
 
 
-def generated(
-    seed: int, classes: int, features: int, informative: int, flipped: float, count: int = 1500
-) -> Callable[[], tuple]:
+def generated(seed: int, classes: int, features: int, informative: int, flipped: float) -> Callable[[], tuple]:
     """A set of scikit-learn's make_classification."""
     return lambda: datasets.make_classification(
-        count,
+        1500,
         features,
         n_informative=informative,
         n_classes=classes,
@@ -70,15 +68,6 @@ SETS: dict[str, tuple[Callable[[], tuple], int]] = {
     "generated, 5 classes": (generated(2, 5, 20, 10, 0.1), 300),
 }
 """Loaders, and the number of training examples."""
-LARGER_SETS: dict[str, tuple[Callable[[], tuple], int]] = {
-    "cancer": (SETS["cancer"][0], 300),
-    "digits": (SETS["digits"][0], 800),
-    "moons": (lambda: datasets.make_moons(3000, noise=0.3, random_state=0), 1000),
-    "circles": (lambda: datasets.make_circles(3000, noise=0.2, factor=0.5, random_state=0), 1000),
-    "generated, 3 classes": (generated(1, 3, 10, 6, 0.05, 3000), 1000),
-}
-"""The same at minima, where leave-one-out NLLs are compared with test NLLs: with 300 examples, chance alone moves each
-NLL by up to 0.05 nats."""
 IMAGES = {"MNIST": "mnist", "Fashion-MNIST": "fashion_mnist"}
 NUM_IMAGES = 1500, 500, 2000
 """Images to train, to validate and to test."""
@@ -101,17 +90,6 @@ def split(data: str, seed: int) -> Split:
         return torch.from_numpy(scaler.transform(x)), torch.from_numpy(y).long()
 
     return Split(pair(x_train, y_train), pair(x_held, y_held), pair(x_test, y_test), int(y.max()) + 1)
-
-
-def larger_split(data: str, seed: int) -> tuple[Pair, Pair]:
-    """Training and test data of `LARGER_SETS`; the estimators standardise them."""
-    load, count = LARGER_SETS[data]
-    x, y = load()
-    x_train, x_test, y_train, y_test = train_test_split(x, y, train_size=count, stratify=y, random_state=seed)
-    return (
-        (torch.from_numpy(x_train), torch.from_numpy(y_train).long()),
-        (torch.from_numpy(x_test), torch.from_numpy(y_test).long()),
-    )
 
 
 def _images(name: str, seed: int) -> Split:

@@ -94,11 +94,10 @@ def _minima(rows: Sequence[dict]) -> str:
     lines = [head, "|---|" + "---:|" * 8]
     for row in rows:
         own, left, chosen = row["scores"], row["leave_one_out"], row["calibration"]
-        error = row["leave_one_out_error"]["GP"]
         lines.append(
             f"| {row['data']} | {row['num_train']} | {own['network']['nll']:.3f} | {own['GP, a = 1']['nll']:.3f} | "
-            f"{left['GP, a = 1']:.3f} | {own['GP']['nll']:.3f} | {left['GP']:.3f} ± {error:.3f} | "
-            f"{chosen['scale']:.2g} | {chosen['temperature']:.2g} |"
+            f"{left['GP, a = 1']:.3f} | {own['GP']['nll']:.3f} | {left['GP']:.3f} | {chosen['scale']:.2g} | "
+            f"{chosen['temperature']:.2g} |"
         )
     before, after = (fmean(row["scores"][way]["nll"] for row in rows) for way in ("GP, a = 1", "GP"))
     near = sum(abs(row["leave_one_out"]["GP"] - row["scores"]["GP"]["nll"]) <= 0.05 for row in rows)
