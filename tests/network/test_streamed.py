@@ -47,11 +47,17 @@ def everything_is_large(monkeypatch):
     monkeypatch.setattr(streamed_data, "_KEPT", 2)
 
 
+def children() -> set[int]:
+    """The processes that this one has started."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
 @pytest.fixture(autouse=True)
-def no_process_is_left():
-    before = {child.pid for child in psutil.Process().children(recursive=True)}  # such as a fork server of other tests
-    yield
-    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+def others():
+    """The processes that earlier tests have left, such as a fork server; there are no more afterwards."""
+    before = children()
+    yield before
+    assert children() <= before
 
 
 def all_of(inputs: Inputs, size: int = 4) -> list[Tensor]:
@@ -148,11 +154,11 @@ def broken(index, x):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_errors_of_the_dataset_stay_visible(workers):
+def test_errors_of_the_dataset_stay_visible(workers, others):
     with pytest.raises(InputError, match=r"(?s)examples? .*1[0-9].*Broken.*the disk is gone") as caught:
         read_data(DataLoader(Rows(broken), num_workers=workers), BUDGET)
     assert isinstance(caught.value.__cause__, BrokenError)
-    assert not psutil.Process().children()  # although the traceback is alive
+    assert children() <= others  # although the traceback is alive
 
 
 def test_examples_and_batches_that_cannot_be_used():
@@ -220,18 +226,18 @@ def test_random_states_stay_as_they_are():
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, GeneratorExit])
-def test_workers_end_with_an_abandoned_pass(error):
+def test_workers_end_with_an_abandoned_pass(error, others):
     data = read_data(DataLoader(Rows(), num_workers=2), BUDGET)
 
     def interrupted() -> None:
         for part, _ in in_parts(data.inputs, list(chunks(N, 4))):
-            assert len(psutil.Process().children()) == 2
+            assert len(children() - others) == 2
             if part.start:
                 raise error
 
     with pytest.raises(error) as caught:
         interrupted()
-    assert not psutil.Process().children()
+    assert children() <= others
     assert caught.value is not None  # its traceback is alive, with all frames
 
 
