@@ -20,7 +20,7 @@ from dnn2gp.features.checks import check_precision
 from dnn2gp.features.factors import Factors
 from dnn2gp.features.whitener import Unit, Whitener
 from dnn2gp.network.inputs import Inputs, differentiable, most_at_once, num_examples, take
-from dnn2gp.support.allocator import give_back, within
+from dnn2gp.support.allocator import give_back, returning_blocks
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import require
 
@@ -176,7 +176,7 @@ class Kernels(Chunked):
         dtype, device = torch.promote_types(self.anchor.dtype, precision.dtype), self.anchor.device
         give_back(self.budget())
         buffer = KernelBuffer(shape, dtype, device, out, self.budget(), f"The {kind.what}")
-        with buffer as result, within(self.budget()):
+        with buffer as result, returning_blocks(self.budget()):
             plan = self._pair_plan(kind, (inputs, left), (right_map, columns, right), precision, result.bytes)
             for rows, others, a, b in pairs(left, right, plan, kind.what):
                 block = kind.product(a, b)

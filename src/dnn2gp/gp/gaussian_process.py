@@ -40,7 +40,6 @@ from dnn2gp.network import Network
 from dnn2gp.network.anomalies import anomalies_explained
 from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs
-from dnn2gp.support.allocator import within
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import require
 from dnn2gp.support.numbers import whole_number
@@ -131,8 +130,7 @@ class GaussianProcess:
         """Cov(f(x), f(x') | D̃) = a J(x) Σ̃ J(x')ᵀ / τ², jointly over all inputs; a = τ = 1 for the exact GP."""
         inputs = self._checked(inputs)
         other = None if other is None else self._checked(other)
-        with within(self.features.budget()):
-            found = self.inference.covariance(self.features, inputs, other).to(self.features.anchor.dtype)
+        found = self.inference.covariance(self.features, inputs, other).to(self.features.anchor.dtype)
         if self.num_maps > 1:
             K = self.network.num_outputs
             found = found.unflatten(3, (-1, K)).mean(3).unflatten(1, (-1, K)).mean(1)
@@ -151,7 +149,7 @@ class GaussianProcess:
         Inputs that require a gradient get one: every field of the result can be differentiated with respect to them.
         """
         likelihood = None if likelihood is None else self._own_kind(likelihood)
-        with anomalies_explained(), within(self.features.budget()):
+        with anomalies_explained():
             latent = self.inference.latent(self.features, self._checked(inputs)).finite()
         kind = Predictive if self.num_maps == 1 else AveragedPredictive
         return kind(
