@@ -41,7 +41,7 @@ from dnn2gp.support.memory import chunks, holding, require
 from dnn2gp.support.progress import track
 from dnn2gp.support.randomness import normal, own_generator
 from dnn2gp.weights.expansion import Expansion
-from dnn2gp.weights.linalg import cholesky
+from dnn2gp.weights.linalg import cholesky, cholesky_solve
 from dnn2gp.weights.structures import DiagonalPrecision
 
 
@@ -167,7 +167,7 @@ class FunctionSpacePosterior(Posterior):
         """The largest entry of A⁻¹t = Sᵀ(ỹ − Jμ), in units of the noise, for a Gaussian likelihood; 0 for others."""
         if not self.model.expansion.quadratic:
             return 0.0
-        return torch.cholesky_solve(self.model.white_outputs(self.sites)[:, None], self.factor).abs().max().item()
+        return cholesky_solve(self.factor, self.model.white_outputs(self.sites)[:, None]).abs().max().item()
 
     def conditioned(self, expansion: Expansion) -> Posterior:
         """One more block row of the Cholesky factor: the old block stays as it is."""
@@ -218,7 +218,7 @@ class FunctionSpacePosterior(Posterior):
 
     def _explained(self, sites: Float[Tensor, "M S"]) -> Float[Tensor, "P S"]:
         """Φᵀ A⁻¹ b."""
-        return self.sites.pull(torch.cholesky_solve(sites, self.factor))
+        return self.sites.pull(cholesky_solve(self.factor, sites))
 
     def _reduction(self, features: FeatureMap, inputs: Inputs) -> Float[Tensor, "N K M"]:
         """κ(x, X) S L⁻ᵀ."""

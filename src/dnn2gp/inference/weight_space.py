@@ -37,7 +37,7 @@ from dnn2gp.network.inputs import Inputs
 from dnn2gp.support.errors import InputError
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
-from dnn2gp.weights.linalg import cholesky
+from dnn2gp.weights.linalg import cholesky, cholesky_solve
 from dnn2gp.weights.structures import Dense, DensePrecision, DiagonalPrecision, Precision, Structure
 
 _WHAT = "V^{½} JᵀΛJ V^{½}"
@@ -265,7 +265,7 @@ class WeightSpaceTerms(GroupedTerms):
         factor = cholesky(matrix, "The precision of the weights", KNOB)
         half_log_det = factor.diagonal().log().sum() - 0.5 * prior.log().sum()
         gradient = noise @ self.pulled + prior * self.weights
-        step = torch.cholesky_solve(gradient[:, None], factor)[:, 0].detach()
+        step = cholesky_solve(factor, gradient[:, None])[:, 0].detach()
         bends = torch.einsum("p,kpq,q->k", step, self.matrices, step)
         left = (misfits - 2 * self.pulled @ step + bends).clamp(min=0)
         return half_log_det, (left * noise).sum() + (prior * (self.weights - step).square()).sum()

@@ -24,6 +24,13 @@ def cholesky(matrix: Float[Tensor, "M M"], what: str, instead: str) -> Float[Ten
     return factor
 
 
+def cholesky_solve(factor: Float[Tensor, "M M"], right: Float[Tensor, "M S"]) -> Float[Tensor, "M S"]:
+    """L⁻ᵀ L⁻¹ b. `torch.cholesky_solve` would copy L in every call, which takes longer than to solve for one b."""
+    return torch.linalg.solve_triangular(
+        factor.mT, torch.linalg.solve_triangular(factor, right, upper=False), upper=True
+    )
+
+
 def triangle(rows: Float[Tensor, "m n"]) -> Float[Tensor, "n n"]:
     """The upper triangular R with RᵀR = BᵀB and a diagonal ≥ 0, of rows B with m ≥ n: their QR decomposition.
 

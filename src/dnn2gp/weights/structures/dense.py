@@ -13,7 +13,7 @@ from torch import Tensor
 from dnn2gp.features import FeatureMap
 from dnn2gp.network.inputs import Inputs
 from dnn2gp.support.memory import require
-from dnn2gp.weights.linalg import cholesky
+from dnn2gp.weights.linalg import cholesky, cholesky_solve
 from dnn2gp.weights.structures.base import Precision, Structure
 
 
@@ -86,7 +86,7 @@ class DensePrecision(Precision):
 
     def solve(self, vectors: Float[Tensor, "P S"]) -> Float[Tensor, "P S"]:
         """Σ v = L⁻ᵀ L⁻¹ v."""
-        return torch.cholesky_solve(vectors.double(), self.factor)
+        return cholesky_solve(self.factor, vectors.double())
 
     def whiten(self, rows: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
         """J L⁻ᵀ."""
