@@ -6,13 +6,13 @@ The recipe of `dnn2gp.gp.automatic` was chosen on split 0 of the first eight set
 from __future__ import annotations
 
 from benchmarks.calibration.measure import MINIMUM
-from benchmarks.calibration.networks import IMAGES, KINDS, REGIMES, SETS, Case
+from benchmarks.calibration.networks import IMAGES, KINDS, MINIMA, REGIMES, SETS, Case
 from benchmarks.calibration.regression import REGRESSIONS, RegressionCase
 
 SPLITS = (5, 6)
 """Splits of the data that no choice was based on."""
-MINIMA, MINIMUM_SPLITS = ("cancer", "digits", "moons", "circles", "generated, 3 classes"), (3, 4)
-"""Sets and splits on which an estimator trains and tunes a network; no choice was based on these networks."""
+MINIMUM_SPLITS = (5, 6)
+"""Splits of `MINIMA` on which an estimator trains and tunes a network; no choice was based on these networks."""
 IMAGE_SPLIT = 3
 """The random images of MNIST and Fashion-MNIST; no choice was based on them either."""
 REGRESSION_SPLITS = (5, 6, 7, 8)

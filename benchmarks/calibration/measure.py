@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from benchmarks.calibration.networks import Case, Pair, Split, build, split, train
+from benchmarks.calibration.networks import MINIMA, Case, Pair, Split, build, split, train
 from benchmarks.calibration.regression import RegressionCase, regression_row
 from dnn2gp import CategoricalLikelihood, GaussianProcess, convert
 from dnn2gp.estimators import GPNetClassifier
@@ -61,7 +61,7 @@ def _of_network(case: Case) -> dict:
 
 def _of_estimator(case: Case) -> dict:
     """A network at a minimum, with δ by the evidence: the exact GP, and the one with a by leave-one-out."""
-    data = split(case.data, case.seed)
+    data = split(case.data, case.seed, MINIMA)
     # Training and validation data together: nothing is chosen on the latter.
     x, y = (torch.cat(parts) for parts in zip(data.train, data.validation, strict=True))
     found = GPNetClassifier(random_state=case.seed).fit(x.numpy(), y.numpy())

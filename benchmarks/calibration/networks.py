@@ -44,10 +44,12 @@ class Case:
         return f"{self.data}, {self.kind}, {self.regime}, split {self.seed}"
 
 
-def generated(seed: int, classes: int, features: int, informative: int, flipped: float) -> Callable[[], tuple]:
+def generated(
+    seed: int, classes: int, features: int, informative: int, flipped: float, count: int = 1500
+) -> Callable[[], tuple]:
     """A set of scikit-learn's make_classification."""
     return lambda: datasets.make_classification(
-        1500,
+        count,
         features,
         n_informative=informative,
         n_classes=classes,
@@ -68,16 +70,24 @@ SETS: dict[str, tuple[Callable[[], tuple], int]] = {
     "generated, 5 classes": (generated(2, 5, 20, 10, 0.1), 300),
 }
 """Loaders, and the number of training examples."""
+MINIMA: dict[str, tuple[Callable[[], tuple], int]] = {
+    "cancer": (SETS["cancer"][0], 225),
+    "digits": (SETS["digits"][0], 675),
+    "moons": (lambda: datasets.make_moons(4000, noise=0.3, random_state=0), 750),
+    "circles": (lambda: datasets.make_circles(4000, noise=0.2, factor=0.5, random_state=0), 750),
+    "generated, 3 classes": (generated(1, 3, 10, 6, 0.05, 4000), 750),
+}
+"""The same for networks at a minimum, with as many examples as it takes to compare two NLLs to 0.05 nats, if there are."""
 IMAGES = {"MNIST": "mnist", "Fashion-MNIST": "fashion_mnist"}
 NUM_IMAGES = 1500, 500, 2000
 """Images to train, to validate and to test."""
 
 
-def split(data: str, seed: int) -> Split:
+def split(data: str, seed: int, sets: dict[str, tuple[Callable[[], tuple], int]] = SETS) -> Split:
     """A random split of a data set: the validation set has a third of the examples of the training set."""
     if data in IMAGES:
         return _images(IMAGES[data], seed)
-    load, count = SETS[data]
+    load, count = sets[data]
     x, y = load()
     x_train, x_rest, y_train, y_rest = train_test_split(x, y, train_size=count, stratify=y, random_state=seed)
     held = min(max(30, count // 3), len(x_rest) // 2)

@@ -7,6 +7,7 @@ import torch
 from scipy.stats import multivariate_normal
 from torch import nn
 
+import dnn2gp.tune.restarts as restarts
 from dnn2gp import CategoricalLikelihood, GaussianLikelihood
 from dnn2gp.support.errors import InputError
 from dnn2gp.tune.ensemble import Ensemble
@@ -122,3 +123,17 @@ def test_classes():
 def test_what_means_nothing_is_refused():
     with pytest.raises(InputError, match="restarts"):
         fit_restarts(build, *data(), GaussianLikelihood(), restarts=0)
+
+
+@pytest.mark.parametrize("limit", ["DENSE_WEIGHTS", "DENSE_OPERATIONS"])
+def test_networks_with_costly_gauss_newton_steps_are_trained_with_lbfgs(limit: str, monkeypatch: pytest.MonkeyPatch):
+    """Many weights are one reason, and many sites another: 2 M P² operations per step."""
+    x, y = data()
+    small, reached = fit_restarts(build, x, y, GaussianLikelihood(), restarts=1, max_rounds=1), []
+    monkeypatch.setattr(restarts, limit, {"DENSE_WEIGHTS": 18, "DENSE_OPERATIONS": 2 * 50 * 19**2 - 1}[limit])
+    monkeypatch.setattr(restarts, "fit_large", lambda *_: reached.append(limit) or small)
+    fit_restarts(build, x, y, GaussianLikelihood(), restarts=1, max_rounds=1)
+    assert reached == [limit]
+    monkeypatch.setattr(restarts, limit, {"DENSE_WEIGHTS": 19, "DENSE_OPERATIONS": 2 * 50 * 19**2}[limit])
+    fit_restarts(build, x, y, GaussianLikelihood(), restarts=1, max_rounds=1)
+    assert reached == [limit]

@@ -33,7 +33,7 @@ from dnn2gp.tune.large_network import EXACT_SIZE
 from dnn2gp.tune.restarts import Fitted, fit_restarts
 
 MAX_WEIGHTS = 20_000
-"""Up to 3,000 weights, every training step factorises a P × P matrix; larger networks are trained with L-BFGS."""
+"""Small networks are trained with Gauss-Newton steps, larger ones with L-BFGS; see `dnn2gp.tune.restarts`."""
 
 
 @dataclass(frozen=True)

@@ -97,10 +97,7 @@ class _Search:
     def __init__(self, network: nn.Module, problem: RestartProblem) -> None:
         self.network, self.problem = network, problem
         self.data = Data(problem.inputs[0], problem.targets[0])
-        size = sum(weight.numel() for weight in network.parameters() if weight.requires_grad)
-        with torch.no_grad():
-            sites = problem.inputs.shape[1] * network(problem.inputs[0, :1]).numel()
-        self.smaller = min(size, sites)
+        self.smaller = min(problem.num_weights, problem.num_sites)
 
     @property
     def structure(self) -> Structure | None:

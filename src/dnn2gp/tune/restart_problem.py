@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dnn2gp.evidence.function import RANGE
 from dnn2gp.gp.by_evidence import spread
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
-from dnn2gp.tune.ensemble import Ensemble
+from dnn2gp.tune.ensemble import Ensemble, layout_of
 from dnn2gp.weights.structures import Structure
 
 # The first and last initial λ, in units of the variance of the targets.
@@ -42,6 +42,17 @@ class RestartProblem:
         if not likelihood.is_open:
             return RestartProblem(network, inputs[None], targets[None], likelihood, given, None)
         return RestartProblem(network, inputs[None], targets[None], GaussianLikelihood(1.0), given, spread(targets))
+
+    @property
+    def num_weights(self) -> int:
+        """P."""
+        return layout_of(self.network).num_weights
+
+    @property
+    def num_sites(self) -> int:
+        """M = N K."""
+        with torch.no_grad():
+            return self.inputs.shape[1] * self.network(self.inputs[0, :1]).numel()
 
     @property
     def fixed(self) -> bool:

@@ -26,15 +26,16 @@ from dnn2gp.support.errors import DivergedError
 from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.progress import bar
 from dnn2gp.support.randomness import global_states_kept
-from dnn2gp.tune.ensemble import Ensemble, initial_weights, layout_of, write_weights
+from dnn2gp.tune.ensemble import Ensemble, initial_weights, write_weights
 from dnn2gp.tune.large_network import fit_large
 from dnn2gp.tune.minimise import minimise
 from dnn2gp.tune.restart_problem import Fitted, RestartProblem
 
 __all__ = ["DENSE_WEIGHTS", "Fitted", "fit_restarts"]
 
-DENSE_WEIGHTS = 3000
-"""Up to this many weights, training factorises a P × P matrix in every step; larger networks: `large_network.py`."""
+DENSE_WEIGHTS, DENSE_OPERATIONS = 3000, 3e9
+"""Up to this P, and up to 2 M P² operations with M sites, training factorises JᵀΛJ + δ in every step. Larger networks
+are trained as in `large_network.py`: 50 times as fast or more, for 400 examples of ten classes and P = 1,510."""
 # The initial length of a step in log λ, the factor by which steps are shortened, and the length at which a member ends.
 _LONG, _SHORTER, _SHORT = log(6.0), 0.35, 0.25
 # During the search, training ends if a step would gain less than this, in nats, or after this many steps.
@@ -70,7 +71,7 @@ def fit_restarts(
     with global_states_kept():  # a new module draws its initial weights
         network, fitted = build(), build()
     problem = RestartProblem.of(network, inputs, targets, likelihood, prior_precision)
-    if layout_of(network).num_weights > DENSE_WEIGHTS:
+    if problem.num_weights > DENSE_WEIGHTS or 2.0 * problem.num_sites * problem.num_weights**2 > DENSE_OPERATIONS:
         with global_states_kept():
             return fit_large(build, problem, restarts, seed, max_rounds)
     weights = initial_weights(build, [seed * 1000 + position for position in range(restarts)])
