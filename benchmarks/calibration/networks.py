@@ -77,7 +77,7 @@ MINIMA: dict[str, tuple[Callable[[], tuple], int]] = {
     "circles": (lambda: datasets.make_circles(4000, noise=0.2, factor=0.5, random_state=0), 750),
     "generated, 3 classes": (generated(1, 3, 10, 6, 0.05, 4000), 750),
 }
-"""The same for networks at a minimum, with as many examples as it takes to compare two NLLs to 0.05 nats, if there are."""
+"""The same for networks at a minimum, with enough examples to compare two NLLs to 0.05 nats where there are enough."""
 IMAGES = {"MNIST": "mnist", "Fashion-MNIST": "fashion_mnist"}
 NUM_IMAGES = 1500, 500, 2000
 """Images to train, to validate and to test."""
