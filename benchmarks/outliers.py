@@ -46,6 +46,8 @@ SCALES = (0.01, 0.1, 1.0)
 """The scales a of the covariance at which scores are compared."""
 SCORES = ("entropy", "mutual_information", "expected_entropy")
 _CHUNK = 250
+_BUDGET = 6e9
+"""Of memory, whatever other processes use."""
 _POINTS = 512
 LIKELIHOOD = CategoricalLikelihood()
 Pair = tuple[Tensor, Tensor]
@@ -191,7 +193,7 @@ def measured(case: Case) -> dict:
     begin = perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        gp = convert(network, data.train, LIKELIHOOD)
+        gp = convert(network, data.train, LIKELIHOOD, memory_budget=_BUDGET)
     seconds = perf_counter() - begin
     choice = Predictor(gp.inference, gp.calibration)
     moved = gp.model.expansion.moved
