@@ -44,7 +44,7 @@ def familiarity(sets: Sequence[ImageSet], threshold: float, title: str = "") -> 
     grid = figure.add_gridspec(len(sets), _TILES + 2, width_ratios=[1] * _TILES + [2.6, 2.6])
     largest = max(float(own.doubt.max()) for own in sets) or 1.0
     for row, own in enumerate(sets):
-        for column, place in enumerate(np.linspace(0, len(own.images) - 1, _TILES).round().astype(int).tolist()):
+        for column, place in enumerate(_typical(own.doubt)):
             _tile(figure.add_subplot(grid[row, column]), own, place, threshold, first=column == 0)
         last = row == len(sets) - 1
         sure = figure.add_subplot(grid[row, _TILES])
@@ -59,6 +59,12 @@ def familiarity(sets: Sequence[ImageSet], threshold: float, title: str = "") -> 
     usual = "The network is sure even of what it has never seen; the GP finds it unfamiliar"
     figure.suptitle(title or usual, fontsize=style.TITLE)
     return figure
+
+
+def _typical(doubt: np.ndarray) -> list[int]:
+    """The images with the median doubt of each sixth, so that the row shows what the histogram does."""
+    places = (np.arange(_TILES) + 0.5) / _TILES * len(doubt)
+    return np.argsort(doubt, kind="stable")[places.astype(int)].tolist()
 
 
 def _tile(axes: Axes, own: ImageSet, place: int, threshold: float, *, first: bool) -> None:
