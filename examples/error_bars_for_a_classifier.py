@@ -108,17 +108,12 @@ def draw(values: dict[str, tuple[float, float]]) -> Figure:
 def trained(train: tuple[Tensor, Tensor], epochs: int) -> nn.Module:
     """Three small convolutions, trained by Adam with mini-batches."""
     torch.manual_seed(0)
-    size = train[0].shape[-1] // 4
-    network = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(8, 12, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(12 * size**2, 10),
-    )
+
+    def block(i: int, o: int) -> list[nn.Module]:
+        return [nn.Conv2d(i, o, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+
+    size = train[0].shape[-1] // 8
+    network = nn.Sequential(*block(1, 8), *block(8, 12), *block(12, 12), nn.Flatten(), nn.Linear(12 * size**2, 10))
     optimizer = torch.optim.Adam(network.parameters(), lr=2e-3, weight_decay=DECAY)
     for _ in range(epochs):
         for batch in torch.randperm(len(train[1])).split(64):
