@@ -40,6 +40,7 @@ from dnn2gp.network import Network
 from dnn2gp.network.anomalies import anomalies_explained
 from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs
+from dnn2gp.support.allocator import within
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import require
 from dnn2gp.support.numbers import whole_number
@@ -130,7 +131,8 @@ class GaussianProcess:
         """Cov(f(x), f(x') | D̃) = a J(x) Σ̃ J(x')ᵀ / τ², jointly over all inputs; a = τ = 1 for the exact GP."""
         inputs = self._checked(inputs)
         other = None if other is None else self._checked(other)
-        found = self.inference.covariance(self.features, inputs, other).to(self.features.anchor.dtype)
+        with within(self.features.budget()):
+            found = self.inference.covariance(self.features, inputs, other).to(self.features.anchor.dtype)
         if self.num_maps > 1:
             K = self.network.num_outputs
             found = found.unflatten(3, (-1, K)).mean(3).unflatten(1, (-1, K)).mean(1)
