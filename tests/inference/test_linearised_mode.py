@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 
 from dnn2gp import Dense, Diagonal, FunctionSpace, Kronecker, WeightSpace, convert
+from dnn2gp.gp.means import at_mode
 from dnn2gp.inference import GaussNewtonStep, LinearisedMode, NetworkOutput
 from dnn2gp.support.errors import InputError
 from dnn2gp.weights.expansion import Expansion
@@ -149,3 +151,25 @@ def test_gradient_features_have_no_mode():
     case = problem("categorical")
     with pytest.raises(InputError, match="mean"):
         _converted(case, mean=LinearisedMode(), expansion=Expansion.empirical_fisher)
+
+
+@pytest.mark.filterwarnings("ignore::dnn2gp.support.errors.NotAMinimumWarning")
+@pytest.mark.parametrize("method", SPACES)
+def test_the_posterior_at_the_weights_is_freed_before_the_one_at_the_mode_is_computed(method, monkeypatch):
+    """Otherwise both would have to fit into memory at once."""
+    case, alive = problem("categorical"), []
+    model = _converted(case, mean=GaussNewtonStep(), inference=method).model
+    infer = type(method).infer
+
+    def start():
+        posterior = infer(method, model)
+        alive.append(weakref.ref(posterior))
+        return posterior
+
+    def watching(self, model):
+        assert alive[0]() is None
+        return infer(self, model)
+
+    monkeypatch.setattr(type(method), "infer", watching)
+    assert at_mode(start, case.likelihood, method).model.expansion.moved is not None
+    assert len(alive) == 1

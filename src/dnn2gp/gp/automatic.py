@@ -13,6 +13,7 @@ the measurements that led here):
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import final
 
 from jaxtyping import Float
@@ -59,7 +60,8 @@ def automatic(
     mode = None
     if expansion.targets is not None:  # otherwise, features are gradients
         try:
-            mode = at_mode(start_for(method, model, known), likelihood, method, None if method.exact else _ROUGH)
+            start = partial(start_for, method, model, known)
+            mode = at_mode(start, likelihood, method, None if method.exact else _ROUGH)
         except NotConvergedError as error:
             warn_user(
                 f"{error} The GP predicts around the network, without a calibration. Pass a validation set if you have "

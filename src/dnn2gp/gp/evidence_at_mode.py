@@ -48,7 +48,7 @@ def largest_evidence_at_mode(
         prior = Gaussian.prior(exp(log_delta) * unit)
         model = LinearModel.from_laplace(expansion, prior)
         method = choose(model)
-        value = evidence(at_mode(start_for(method, model), likelihood, method)).laplace
+        value = evidence(at_mode(partial(start_for, method, model), likelihood, method)).laplace
         trials.append(Trial({PRECISION: exp(log_delta)}, {"evidence": value}))
         return -value
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from dnn2gp.inference import (
@@ -30,7 +33,7 @@ def with_mean(
         return at_network(method.infer_after(model, known))
     if isinstance(mean, LinearisedMode) and model.expansion.quadratic and method.solves:
         return method.infer_after(model, known)  # one step is exact, and keeps more digits
-    found = at_mode(start_for(method, model, known), likelihood, method)
+    found = at_mode(partial(start_for, method, model, known), likelihood, method)
     return at_network(found) if isinstance(mean, NetworkOutput) else found
 
 
@@ -48,24 +51,24 @@ def mean_of(posterior: Posterior) -> Mean:
 
 
 def at_mode(
-    start: Posterior, likelihood: Likelihood, method: Inference | None = None, tolerance: float | None = None
+    start: Callable[[], Posterior], likelihood: Likelihood, method: Inference, tolerance: float | None = None
 ) -> Posterior:
-    """The posterior with its sites at the mode of the linearised network, centred there.
+    """The posterior by `method` with its sites at the mode of the linearised network, centred there.
 
-    `start` preconditions the search. Its memory is free afterwards if the caller does not keep it. `method` computes
-    the posterior at the mode; by default, that of `start`.
+    `start` makes the posterior that preconditions the search. Its memory is free before the result is computed, if
+    nobody else keeps it.
     """
-    with holding(start.bytes):
-        model = linearised_mode(start, likelihood, tolerance)
-        return (method or start.method).infer(model)
+    return method.infer(linearised_mode(start, likelihood, tolerance))
 
 
 def moved_to_mode(posterior: Posterior, likelihood: Likelihood) -> Posterior:
     """The posterior at the mode, for one whose sites are at the network's weights."""
-    if posterior.solves and posterior.model.expansion.quadratic:  # one step is exact, and keeps more digits
+    if not posterior.solves:
+        return at_mode(partial(start_for, posterior.method, posterior.model), likelihood, posterior.method)
+    if posterior.model.expansion.quadratic:  # one step is exact, and keeps more digits
         return posterior
-    start = posterior if posterior.solves else start_for(posterior.method, posterior.model)
-    return at_mode(start, likelihood, posterior.method)
+    with holding(posterior.bytes):
+        return posterior.method.infer(linearised_mode(posterior, likelihood))
 
 
 def at_network(posterior: Posterior) -> Posterior:

@@ -15,6 +15,7 @@ and T decreases to 1.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -46,11 +47,14 @@ _CERTAIN, _COOLING = 10.0, 4.0
 Product = Callable[[Float[Tensor, " P"]], Float[Tensor, " P"]]
 
 
-def linearised_mode(posterior: Posterior, likelihood: Likelihood, tolerance: float | None = None) -> LinearModel:
-    """The linear model with its sites at the mode of the linearised network, starting from those of `posterior`.
+def linearised_mode(
+    start: Posterior | Callable[[], Posterior], likelihood: Likelihood, tolerance: float | None = None
+) -> LinearModel:
+    """The linear model with its sites at the mode of the linearised network, starting from those of a posterior.
 
     Args:
-        posterior: The posterior of a linear model, exact or not: the mode does not depend on it.
+        start: The posterior of a linear model, exact or not: the mode does not depend on it. If it is a function that
+            makes one, the search counts its memory, and frees it once it is no longer needed.
         likelihood: The likelihood of the training data.
         tolerance: The search ends where the next step would move no output by more posterior standard deviations than
             this; by default, where it is rounding.
@@ -58,7 +62,11 @@ def linearised_mode(posterior: Posterior, likelihood: Likelihood, tolerance: flo
     Raises:
         NotConvergedError: If the loss of a custom likelihood is not convex, or has no minimum.
     """
-    search = _Search.start(posterior, likelihood)
+    search = (
+        _Search.start(start, likelihood, counted=False)
+        if isinstance(start, Posterior)
+        else _Search.start(start(), likelihood, counted=True)
+    )
     tolerance = max(search.rounding, _TOLERANCE if tolerance is None else tolerance)
     with bar("mode of the linearised network", _STEPS) as advance:
         for _ in range(_STEPS):
@@ -83,6 +91,8 @@ class _Search:
     """The linear model at the start."""
     posterior: Posterior | None
     """Whose Σ̃ preconditions the conjugate gradients; none while the next one takes its place in memory."""
+    counted: bool
+    """Whether the memory of this posterior is counted here, and not by the caller."""
     method: Inference
     jacobian: FactoredJacobian
     """J of the training data."""
@@ -103,7 +113,7 @@ class _Search:
     """Whether the loss no longer decreases because of rounding."""
 
     @staticmethod
-    def start(posterior: Posterior, likelihood: Likelihood) -> _Search:
+    def start(posterior: Posterior, likelihood: Likelihood, *, counted: bool) -> _Search:
         expansion = posterior.model.expansion
         if expansion.targets is None or expansion.features.num_outputs != expansion.residual.shape[1]:
             raise InputError(
@@ -120,9 +130,10 @@ class _Search:
         targets = targets.double() if targets.is_floating_point() else targets
         outputs = features.outputs(inputs).double()
         model, method = posterior.model, posterior.method
-        search = _Search(likelihood, model, posterior, method, jacobian, expansion, targets, moved, outputs)
+        search = _Search(likelihood, model, posterior, counted, method, jacobian, expansion, targets, moved, outputs)
         if expansion.moved is not None:
-            search.outputs += search.push(moved)
+            with search.holding_posterior():
+                search.outputs += search.push(moved)
         if isinstance(likelihood, ClassificationLikelihood):
             mean = expansion.team.total(search.outputs.abs().sum().item())
             mean /= expansion.num_examples * search.outputs.shape[1]
@@ -149,8 +160,19 @@ class _Search:
         """V⁻¹ v."""
         return self.linear.prior.precision.matmul(weights[:, None].double())[:, 0].double()
 
+    def holding_posterior(self) -> AbstractContextManager[None]:
+        """A context in which the memory of the posterior is taken."""
+        assert self.posterior is not None
+        return holding(self.posterior.bytes if self.counted else 0)
+
     def step(self) -> None:
-        """One damped Newton step."""
+        """One damped Newton step, and a new posterior once that pays off."""
+        with self.holding_posterior():
+            iterations = self._newton_step()
+        self._refactor(iterations)
+
+    def _newton_step(self) -> int:
+        """The number of iterations that it took."""
         residual = self.likelihood.residual(self.outputs / self.temperature, self.targets)
         root = self.likelihood.noise_precision_root(self.outputs / self.temperature, self.targets)
         root = root / self.temperature**0.5
@@ -169,7 +191,7 @@ class _Search:
             self.stalled = size == 0
         elif self.decrement < 1 or size == 0:
             self.temperature, self.decrement = max(1.0, self.temperature / _COOLING), torch.inf
-        self._refactor(iterations)
+        return iterations
 
     def _accuracy(self) -> float:
         """How accurately to solve for the step: more and more, so that the convergence stays quadratic."""
@@ -203,7 +225,7 @@ class _Search:
         if self.spent > cost.operations and self.decrement > _TOLERANCE:
             self.posterior, self.spent = None, 0.0
             with holding(self.jacobian.kept_bytes):
-                self.posterior = self.method.rough(self.model())
+                self.posterior, self.counted = self.method.rough(self.model()), True
 
     def model(self) -> LinearModel:
         """The linear model with the sites at the present point, around which it predicts."""
