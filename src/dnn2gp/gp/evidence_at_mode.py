@@ -11,6 +11,7 @@ features.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import exp, log
 
 import torch
