@@ -98,6 +98,7 @@ def run_jobs(fit: Fit, jobs: Sequence[Job], folder: JobFolder | None, num_jobs: 
     with bar("tuning", len(jobs), len(found)) as advance:
         owner = ProcessId.own()
         work = (joblib.delayed(_run)(fit, job, folder, owner) for job in left)
+        num_jobs = _whole_cluster() if num_jobs is None else num_jobs
         if num_jobs is not None:  # a worker without a job would not watch its owner
             num_jobs = min(joblib.effective_n_jobs(num_jobs), max(1, len(left)))
         finished = joblib.Parallel(n_jobs=num_jobs, return_as=_order())(work)
@@ -106,6 +107,14 @@ def run_jobs(fit: Fit, jobs: Sequence[Job], folder: JobFolder | None, num_jobs: 
             best = max(best, trial.evidence) if isfinite(trial.evidence) else best
             advance(f"best log evidence so far {best:.2f}")
     return [found[job.key] for job in jobs]
+
+
+def _whole_cluster() -> int | None:
+    """−1, all of it, for a cluster that was named without a number of jobs: joblib takes one process of Ray then."""
+    from joblib.parallel import get_active_backend
+
+    backend, configured = get_active_backend()
+    return -1 if configured is None and not type(backend).__module__.startswith("joblib.") else None
 
 
 def _order() -> str:
