@@ -29,8 +29,8 @@ from dnn2gp.apps.table_tuning.training import TableFit
 from dnn2gp.evidence.tuning_result import TuningResult
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import DivergedError, FileFormatError, InputError
+from dnn2gp.support.folders import claimed
 from dnn2gp.tune.restarts import Fitted
-from dnn2gp.tune.results_folder import claimed
 
 SMOKE = ("tune", "--preset", "smoke", "--width", "1,2")
 TINY = replace(TableTuningConfig.preset("smoke"), widths=(2,), repeats=1, max_rounds=1, target="price")

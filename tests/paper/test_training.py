@@ -22,7 +22,7 @@ from dnn2gp.paper.datasets import load_images
 from dnn2gp.paper.networks import lenet5
 from dnn2gp.paper.training import TrainConfig, Training, run
 from dnn2gp.support.errors import DivergedError, InputError
-from dnn2gp.tune.results_folder import claimed
+from dnn2gp.support.folders import claimed
 
 SMOKE = ("train", "mnist", "--preset", "smoke")
 

@@ -15,8 +15,8 @@ import pytest
 
 from dnn2gp import tune
 from dnn2gp.support.errors import FileFormatError, InputError, OtherWorkError
+from dnn2gp.support.folders import claimed, remove_stale
 from dnn2gp.tune.processes import ProcessId
-from dnn2gp.tune.results_folder import claimed, remove_stale
 
 
 def objective(trial):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from os import PathLike
 from typing import final
 
 import torch
@@ -13,6 +15,7 @@ from dnn2gp.gp.automatic import Predictor, automatic
 from dnn2gp.gp.by_evidence import ByEvidence, tune_model
 from dnn2gp.gp.calibrated import by_validation, calibration_for
 from dnn2gp.gp.cautious import warn_if_cautious
+from dnn2gp.gp.checkpoint import checkpoint_bytes, checkpointed
 from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.means import with_mean
 from dnn2gp.gp.moved import warn_if_moved
@@ -47,6 +50,7 @@ from dnn2gp.support.errors import (
 from dnn2gp.support.memory import SMALL, check_budget, default_budget, holding, require
 from dnn2gp.support.processes import Processes, Team
 from dnn2gp.support.progress import show_progress
+from dnn2gp.support.resumable import remembered_text
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.online_newton import Sites, State
@@ -72,6 +76,7 @@ def convert(
     memory_budget: int | float | None = None,
     progress: bool = False,
     processes: Processes | None = None,
+    checkpoint: str | PathLike[str] | None = None,
 ) -> GaussianProcess:
     """Turn a trained network into the Gaussian process of Eq. (9).
 
@@ -99,6 +104,8 @@ def convert(
     progress         whether to show progress bars
     processes        Processes(): the processes that share the examples, e.g. those that torchrun has started. All of
                      them must call convert with the same arguments, and all get the same GP
+    checkpoint       a new or empty folder for the steps of a long conversion: if it is killed, the same call goes on
+                     where it stopped. On success, the folder is emptied
     """
     team = team_of(processes)
     with team.together(), show_progress(progress and team.rank == 0), anomalies_explained():
@@ -109,8 +116,16 @@ def convert(
         )
         _check_callables(features, expansion)
         mean = None if mean is None else Mean.checked("mean", mean)
-        settings = prior_precision, mean, validation is None, subset, structure, inference, features, expansion
-        team.agree({"arguments of convert": settings})
+        arguments: dict[str, object] = {
+            "prior_precision": prior_precision,
+            "mean": mean,
+            "validation": validation is not None,
+            "structure": structure,
+            "inference": inference,
+            "features": features,
+            "expansion": expansion,
+        }
+        team.agree({"arguments of convert": [*arguments.values(), subset, checkpoint is None]})
         budget = shared_budget(team, memory_budget)
         training = read_data(data, check_budget(budget) or default_budget())
         function, likelihood, inputs, targets = _prepared(network, training, likelihood, subset, team)
@@ -119,7 +134,9 @@ def convert(
         def expand(likelihood: Likelihood) -> Expansion:
             return expansion(jacobian, inputs, targets, likelihood)  # Eq. (5)
 
-        with holding(_data_bytes(jacobian, inputs, targets)), within(jacobian.budget()):
+        taken = _data_bytes(jacobian, inputs, targets) + checkpoint_bytes(checkpoint, jacobian, inputs)
+        kept = checkpointed(checkpoint, jacobian, inputs, targets, likelihood, arguments)
+        with holding(taken), within(jacobian.budget()), kept:
             outputs = function.check_company(inputs, jacobian.outputs, jacobian.rounding_scale)
             _look_at_outputs(outputs, likelihood)
             tuned = tune_model(expand, likelihood, prior_precision, targets, function.layout, chosen, team)
@@ -154,6 +171,9 @@ class _Chosen:
         self._found: Inference | None = None
 
     def __call__(self, model: LinearModel) -> Inference:
+        if self._found is None and self.automatic:  # it depends on the memory that is free
+            text = remembered_text("choice", lambda: json.dumps(choose(model).encoded()))
+            self._found = Inference.decoded(json.loads(text))
         self._found = choose(model, *self._given) if self._found is None else self._found
         return self._found
 

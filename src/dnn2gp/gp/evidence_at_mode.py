@@ -26,6 +26,7 @@ from dnn2gp.inference import Inference, LinearModel
 from dnn2gp.inference.choice import start_for
 from dnn2gp.likelihoods import Likelihood
 from dnn2gp.network.layout import Layout
+from dnn2gp.support.resumable import remembered
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
 
@@ -43,13 +44,16 @@ def largest_evidence_at_mode(
     from scipy.optimize import minimize_scalar
 
     unit = normalised_precision(expansion, layout)
+    method = choose(LinearModel.from_laplace(expansion, Gaussian.prior(unit)))
     trials: list[Trial] = []
 
+    def at(log_delta: float) -> float:
+        model = LinearModel.from_laplace(expansion, Gaussian.prior(exp(log_delta) * unit))
+        return evidence(at_mode(partial(start_for, method, model), likelihood, method)).laplace
+
     def negative(log_delta: float) -> float:
-        prior = Gaussian.prior(exp(log_delta) * unit)
-        model = LinearModel.from_laplace(expansion, prior)
-        method = choose(model)
-        value = evidence(at_mode(partial(start_for, method, model), likelihood, method)).laplace
+        found = remembered("evidence", lambda: {"value": torch.tensor(at(log_delta), dtype=torch.float64)})
+        value = found["value"].item()
         trials.append(Trial({PRECISION: exp(log_delta)}, {"evidence": value}))
         return -value
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import final
 
 import torch
@@ -30,6 +31,7 @@ from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
 from dnn2gp.support.errors import InputError, NotConvergedError
 from dnn2gp.support.memory import holding
 from dnn2gp.support.progress import bar
+from dnn2gp.support.resumable import remembered
 from dnn2gp.weights.expansion import Expansion
 
 # The search ends where the next step would move no output by more posterior standard deviations than this.
@@ -68,17 +70,9 @@ def linearised_mode(
         else _Search.start(start(), likelihood, counted=True)
     )
     tolerance = max(search.rounding, _TOLERANCE if tolerance is None else tolerance)
-    with bar("mode of the linearised network", _STEPS) as advance:
-        for _ in range(_STEPS):
-            search.step()
-            advance(f"step size {search.decrement:.1g}")
-            if search.decrement <= tolerance or search.stalled:
-                return search.model()
-    raise NotConvergedError(
-        f"The mode of the linearised network was not found in {_STEPS} Newton steps (the next one would move an output "
-        f"by {search.decrement:.1g} posterior standard deviations). Use mean=NetworkOutput(), or a larger prior "
-        "precision δ."
-    )
+    found = remembered("mode", partial(search.ended, tolerance))
+    search.moved, search.outputs = found["moved"].to(search.moved), found["outputs"].to(search.outputs)
+    return search.model()
 
 
 @final
@@ -165,13 +159,38 @@ class _Search:
         assert self.posterior is not None
         return holding(self.posterior.bytes if self.counted else 0)
 
+    def ended(self, tolerance: float) -> dict[str, Tensor]:
+        """Take steps until the next one would be below the tolerance; t and f there."""
+        with bar("mode of the linearised network", _STEPS) as advance:
+            for _ in range(_STEPS):
+                self.step()
+                advance(f"step size {self.decrement:.1g}")
+                if self.decrement <= tolerance or self.stalled:
+                    return {"moved": self.moved, "outputs": self.outputs}
+        raise NotConvergedError(
+            f"The mode of the linearised network was not found in {_STEPS} Newton steps (the next one would move an "
+            f"output by {self.decrement:.1g} posterior standard deviations). Use mean=NetworkOutput(), or a larger "
+            "prior precision δ."
+        )
+
     def step(self) -> None:
         """One damped Newton step, and a new posterior once that pays off."""
-        with self.holding_posterior():
-            iterations = self._newton_step()
-        self._refactor(iterations)
+        found = remembered("step", self._newton_step)
+        self.moved, self.outputs = found["moved"].to(self.moved), found["outputs"].to(self.outputs)
+        self.decrement, self.temperature, stalled, iterations = found["numbers"].tolist()
+        self.stalled = bool(stalled)
+        self._refactor(int(iterations))
 
-    def _newton_step(self) -> int:
+    def _newton_step(self) -> dict[str, Tensor]:
+        """A Newton step: where it leads, and the number of iterations that it took."""
+        with self.holding_posterior():
+            iterations = self._newton_move()
+        numbers = torch.tensor(
+            [self.decrement, self.temperature, float(self.stalled), float(iterations)], dtype=torch.float64
+        )
+        return {"moved": self.moved, "outputs": self.outputs, "numbers": numbers}
+
+    def _newton_move(self) -> int:
         """The number of iterations that it took."""
         residual = self.likelihood.residual(self.outputs / self.temperature, self.targets)
         root = self.likelihood.noise_precision_root(self.outputs / self.temperature, self.targets)

@@ -31,9 +31,9 @@ from dnn2gp.paper.datasets import Images, load_images
 from dnn2gp.paper.networks import lenet5
 from dnn2gp.support.errors import DivergedError, InputError
 from dnn2gp.support.files import write_text
+from dnn2gp.support.folders import claimed
 from dnn2gp.support.numbers import seed_number, whole_number
 from dnn2gp.support.progress import show_progress, track
-from dnn2gp.tune.results_folder import claimed
 from dnn2gp.weights.online_newton import check_positive, check_rate
 
 METHODS = ("vogn", "ogn", "adam")

@@ -20,11 +20,11 @@ from optuna.trial import TrialState
 
 from dnn2gp.evidence.tuning_result import Trial, TuningResult
 from dnn2gp.support.errors import FileFormatError
+from dnn2gp.support.folders import locked
 from dnn2gp.support.progress import bar
 from dnn2gp.tune.jobs import values_of
 from dnn2gp.tune.one_thread import one_thread
 from dnn2gp.tune.processes import ProcessId, end_with
-from dnn2gp.tune.results_folder import locked
 
 _NAME = "evidence"
 _OWNER, _VALUES = "process", "values"

@@ -25,12 +25,12 @@ from dnn2gp.apps.tables import Table, read_table
 from dnn2gp.evidence.tuning_result import Trial, TuningResult
 from dnn2gp.gp.diagnose import diagnose
 from dnn2gp.support.files import prepare_folder, write_text, write_whole
+from dnn2gp.support.folders import claimed
 from dnn2gp.support.progress import bar, show_progress
 from dnn2gp.tune import grid
 from dnn2gp.tune.one_thread import one_thread
 from dnn2gp.tune.processes import ProcessId, end_with
 from dnn2gp.tune.restarts import Fitted
-from dnn2gp.tune.results_folder import claimed
 
 
 @dataclass(frozen=True, eq=False)

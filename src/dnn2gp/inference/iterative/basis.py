@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import final
 
 import torch
@@ -26,8 +26,11 @@ from torch import Tensor
 
 from dnn2gp.inference.evidence_parts import Scalable
 from dnn2gp.support.progress import track
+from dnn2gp.support.resumable import remembered
 
 Product = Callable[[Float[Tensor, "P s"]], Float[Tensor, "P s"]]
+Keep = Callable[[str, Callable[[], dict[str, Tensor]]], dict[str, Tensor]]
+"""`remembered`, or a function like it."""
 # Eigenvalues of T below this multiple of its rounding error are left out.
 _ROUNDING = 32.0
 
@@ -47,8 +50,11 @@ class Basis(Scalable):
     """The last so many columns of Ω are ~ N(0, I)."""
 
     @staticmethod
-    def of(product: Product, start: Float[Tensor, "P b"], rank: int, num_probes: int) -> Basis:
-        """From products with G, of `start.shape[1]` columns at a time; the last `num_probes` columns are ~ N(0, I)."""
+    def of(product: Product, start: Float[Tensor, "P b"], rank: int, num_probes: int, keep: Keep = remembered) -> Basis:
+        """From products with G, of `start.shape[1]` columns at a time; the last `num_probes` columns are ~ N(0, I).
+
+        `keep` keeps what each round finds, in case that the work is interrupted.
+        """
         size, width = start.shape
         rank = min(rank, size)
         vectors = start.new_empty(size, min(size, rank + width))
@@ -60,12 +66,12 @@ class Basis(Scalable):
             own = slice(done, min(known, rank))
             if own.start >= own.stop:
                 break
-            images = product(vectors[:, own])
-            coefficients = orthogonalise(images, vectors[:, :known])
-            image[:known, own] = coefficients
-            added, sizes = _next_block(images, vectors[:, :known], image.abs().max().item(), vectors.shape[1] - known)
-            vectors[:, known : known + added.shape[1]] = added
-            image[known : known + added.shape[1], own] = sizes
+            largest, room = image.abs().max().item(), vectors.shape[1] - known
+            found = keep("basis", partial(_round, product, vectors[:, :known], own, largest, room))
+            added = found["added"]
+            image[:known, own] = found["parts"].to(image)
+            vectors[:, known : known + added.shape[1]] = added.to(vectors)
+            image[known : known + added.shape[1], own] = found["sizes"].to(image)
             done, known = own.stop, known + added.shape[1]
         return Basis(vectors[:, :known], image[:known, :done], triangle.double(), num_probes)
 
@@ -122,6 +128,15 @@ class Basis(Scalable):
         """The weights ωₖ with zᵀf(G)z ≈ Σₖ ωₖ f(λₖ) for the first column z of the start."""
         _, vectors = self._ritz
         return (vectors[: len(self.start)].T @ self.start[:, 0]).square()
+
+
+def _round(product: Product, vectors: Float[Tensor, "P n"], own: slice, largest: float, room: int) -> dict[str, Tensor]:
+    """The image of some columns of the basis: its parts along all columns, and the block that it adds to them."""
+    images = product(vectors[:, own])
+    parts = orthogonalise(images, vectors)
+    norm = max(largest, parts.abs().max().item())
+    added, sizes = _next_block(images, vectors, norm, room)
+    return {"parts": parts, "added": added, "sizes": sizes}
 
 
 def orthogonalise(images: Float[Tensor, "P s"], vectors: Float[Tensor, "P n"]) -> Float[Tensor, "n s"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import final
 
@@ -97,7 +98,7 @@ class Iterative(Inference):
         nystrom, generator = Nystrom.of(basis), self._generator(model, 1)
 
         def draw(count: int) -> Samples:
-            return Samples.draw(curvature, basis, nystrom, count, generator, _RESIDUAL, self.max_iterations)
+            return Samples.kept(curvature, basis, nystrom, count, generator, _RESIDUAL, self.max_iterations)
 
         first = draw(min(_FIRST, self.samples))
         found = IterativePosterior(self, model, nystrom, first, curvature, self._patience)
@@ -155,11 +156,10 @@ class Iterative(Inference):
         width = self._width(size)
         start = curvature.random((size, width), self._generator(model, 0))
         if not model.expansion.quadratic or width == 1:
-            return Basis.of(curvature.matmul, start, self.rank, width), None
-        outputs = model.white_outputs(curvature.sites).to(start.dtype)[:, None]
-        start[:, 0] = curvature.pull(outputs)[:, 0]
-        squares = model.expansion.team.total(outputs.double().square().sum().item())
-        return Basis.of(curvature.matmul, start, self.rank, width - 1), squares
+            return Basis.of(curvature.matmul, start, self.rank, width, curvature.remembered), None
+        found = curvature.remembered("outputs", partial(_pulled_outputs, curvature, model, start.dtype))
+        start[:, 0] = found["pulled"].to(start)
+        return Basis.of(curvature.matmul, start, self.rank, width - 1, curvature.remembered), found["squares"].item()
 
     def _curvature(self, model: LinearModel, samples: int | None = None) -> Curvature:
         anchor, features = model.expansion.anchor, model.expansion.features
@@ -186,3 +186,10 @@ class Iterative(Inference):
     def _generator(self, model: LinearModel, stream: int) -> torch.Generator:
         generator = torch.Generator(device=model.expansion.anchor.device)
         return generator.manual_seed(2 * self.seed + stream)
+
+
+def _pulled_outputs(curvature: Curvature, model: LinearModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Φᵀỹ and ‖ỹ‖²."""
+    outputs = model.white_outputs(curvature.sites).to(dtype)[:, None]
+    squares = model.expansion.team.total(outputs.double().square().sum().item())
+    return {"pulled": curvature.pull(outputs)[:, 0], "squares": torch.tensor(squares, dtype=torch.float64)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 from dnn2gp.features import FactoredJacobian
 from dnn2gp.inference.linear_model import LinearModel
 from dnn2gp.support.randomness import normal_rows
+from dnn2gp.support.resumable import remembered
+
+_COUNTS = "passes and columns"
 
 
 @final
@@ -68,6 +72,19 @@ class Curvature:
         """ε ~ N(0, I), in the dtype of the products."""
         like = self.sites.features.anchor
         return torch.randn(shape, generator=generator, dtype=self.dtype, device=like.device)
+
+    def remembered(self, name: str, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """A step that a checkpoint keeps, with its passes and columns, which count even if it is read from there."""
+        before = self.passes, self.columns
+
+        def counted() -> dict[str, Tensor]:
+            found = compute()
+            return {**found, _COUNTS: torch.tensor([self.passes - before[0], self.columns - before[1]])}
+
+        found = remembered(name, counted)
+        passes, columns = found.pop(_COUNTS).tolist()
+        self.passes, self.columns = before[0] + passes, before[1] + columns
+        return found
 
     def _count(self, vectors: Tensor) -> None:
         self.passes += 1

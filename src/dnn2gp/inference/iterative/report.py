@@ -35,10 +35,11 @@ class Report:
     tolerance: float
     """The requested standard deviation."""
     passes: int
-    """Passes over the training data."""
+    """Passes over the training data, those before an interruption included."""
     columns: int
     """Vectors that were multiplied with ΦᵀΦ in these passes, in total."""
     seconds: float
+    """The time that inferring the posterior took, without what an interrupted call had done before."""
     bytes: int
     """The memory of the basis and the samples."""
 

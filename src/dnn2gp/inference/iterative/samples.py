@@ -95,6 +95,30 @@ class Samples:
         )
 
     @staticmethod
+    def kept(
+        curvature: Curvature,
+        basis: Basis,
+        nystrom: Nystrom,
+        count: int,
+        generator: torch.Generator,
+        accuracy: float,
+        max_iterations: int,
+    ) -> Samples:
+        """`draw`, as a step that a checkpoint keeps, with the state of the generator."""
+
+        def drawn() -> dict[str, Tensor]:
+            new = Samples.draw(curvature, basis, nystrom, count, generator, accuracy, max_iterations)
+            numbers = torch.tensor([new.residual, float(new.iterations)], dtype=torch.float64)
+            tensors = {"own": new.own, "differences": new.differences, "log_dets": new.log_dets}
+            return {**tensors, "numbers": numbers, "generator": generator.get_state()}
+
+        found = curvature.remembered("samples", drawn)
+        generator.set_state(found["generator"].cpu())
+        residual, iterations = found["numbers"].tolist()
+        own, differences = (found[name].to(nystrom.root) for name in ("own", "differences"))
+        return Samples(own, differences, found["log_dets"].to(own.device), residual, int(iterations))
+
+    @staticmethod
     def none(like: Float[Tensor, "P k"]) -> Samples:
         """No samples."""
         return Samples(like[:, :0], like[:, :0], like.new_zeros(0, dtype=torch.float64), 0.0, 0)
