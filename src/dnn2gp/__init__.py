@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         PoissonLikelihood,
     )
     from dnn2gp.optim import OGGN, OGN, ON, VOGGN, VOGN, VON
-    from dnn2gp.weights import BlockDiagonal, Dense, Diagonal, Kronecker, precision_from_weight_decay
+    from dnn2gp.weights import BlockDiagonal, Dense, Diagonal, Kronecker, SampledColumns, precision_from_weight_decay
 
     __version__: str
 
@@ -50,6 +50,7 @@ __all__ = [  # noqa: RUF022 (grouped as the paper is: model and data, A, B, C, r
     "BlockDiagonal",
     "Kronecker",
     "Diagonal",
+    "SampledColumns",
     "VOGN",
     "OGN",
     "VOGGN",

@@ -51,6 +51,7 @@ from dnn2gp.support.memory import SMALL, check_budget, default_budget, holding, 
 from dnn2gp.support.processes import Processes, Team
 from dnn2gp.support.progress import show_progress
 from dnn2gp.support.resumable import remembered_text
+from dnn2gp.weights.columns import SampledColumns, many_classes_words
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
 from dnn2gp.weights.online_newton import Sites, State
@@ -73,6 +74,7 @@ def convert(
     inference: Inference | None = None,
     features: type[NetworkFeatures] = LayerwiseFeatures,
     expansion: Callable[..., Expansion] = Expansion.gauss_newton,
+    columns: SampledColumns | None = None,
     memory_budget: int | float | None = None,
     progress: bool = False,
     processes: Processes | None = None,
@@ -100,6 +102,7 @@ def convert(
                      reports its error; by default an exact one if it fits into memory and takes at most minutes
     features         the engine for Jacobian products: LayerwiseFeatures, or JacobianFeatures (torch.func), which agree
     expansion        Expansion.gauss_newton, or Expansion.empirical_fisher for gradient features
+    columns          SampledColumns(16): estimate the curvature of many classes from so many random columns per example
     memory_budget    in bytes; by default half of the free memory
     progress         whether to show progress bars
     processes        Processes(): the processes that share the examples, e.g. those that torchrun has started. All of
@@ -116,6 +119,7 @@ def convert(
         )
         _check_callables(features, expansion)
         mean = None if mean is None else Mean.checked("mean", mean)
+        _check_columns(columns, likelihood, expansion)
         arguments: dict[str, object] = {
             "prior_precision": prior_precision,
             "mean": mean,
@@ -124,6 +128,7 @@ def convert(
             "inference": inference,
             "features": features,
             "expansion": expansion,
+            "columns": columns,
         }
         team.agree({"arguments of convert": [*arguments.values(), subset, checkpoint is None]})
         budget = shared_budget(team, memory_budget)
@@ -132,9 +137,13 @@ def convert(
         jacobian = features(function, inputs, memory_budget=budget).of_team(team)
 
         def expand(likelihood: Likelihood) -> Expansion:
+            if columns is not None:
+                return Expansion.gauss_newton(jacobian, inputs, targets, likelihood, columns)
             return expansion(jacobian, inputs, targets, likelihood)  # Eq. (5)
 
-        taken = _data_bytes(jacobian, inputs, targets) + checkpoint_bytes(checkpoint, jacobian, inputs)
+        taken = _data_bytes(jacobian, inputs, targets, likelihood, columns) + checkpoint_bytes(
+            checkpoint, jacobian, inputs
+        )
         kept = checkpointed(checkpoint, jacobian, inputs, targets, likelihood, arguments)
         with holding(taken), within(jacobian.budget()), kept:
             outputs = function.check_company(inputs, jacobian.outputs, jacobian.rounding_scale)
@@ -149,7 +158,7 @@ def convert(
                 mean = NetworkOutput()  # gradient features have no mode
             known = None if tuned is None else tuned.decomposition
             found = _centred(model, chosen(model), likelihood, mean, validation, known)  # (C)
-            _say_if_approximate(chosen, found.posterior)
+            _say_if_approximate(chosen, found.posterior, likelihood)
             with holding(found.posterior.bytes):
                 warn_if_moved(found.posterior, likelihood, network, None if tuned is None else tuned.words)
                 if mean is not None and validation is None:
@@ -178,16 +187,24 @@ class _Chosen:
         return self._found
 
 
-def _say_if_approximate(chosen: _Chosen, posterior: Posterior) -> None:
+def _say_if_approximate(chosen: _Chosen, posterior: Posterior, likelihood: Likelihood) -> None:
     """Warn the user if the exact posterior was too expensive and an approximation was used instead."""
     if chosen.automatic and isinstance(posterior, IterativePosterior):
         report, method = posterior.report(), posterior.method
         warn_user(
             f"The exact posterior would take {exact_words(posterior.model)}. Instead, {method!r} was used: its "
             f"predictive variances have a relative standard deviation of {report.covariance_error:.1%} "
-            "(gp.inference.report()). Pass an inference= or structure= to decide yourself.",
+            f"(gp.inference.report()). {_faster(posterior, likelihood)}Pass an inference= or structure= to decide "
+            "yourself.",
             ApproximationWarning,
         )
+
+
+def _faster(posterior: Posterior, likelihood: Likelihood) -> str:
+    """That columns can be sampled, if that would save much."""
+    expansion = posterior.model.expansion
+    words = many_classes_words(likelihood, expansion.residual.shape[1]) if expansion.columns is None else ""
+    return f"For less work, sample the curvature{words}. " if words else ""
 
 
 def _centred(
@@ -259,6 +276,19 @@ def _check_callables(features: object, expansion: object) -> None:
         )
 
 
+def _check_columns(columns: object, likelihood: Likelihood, expansion: object) -> None:
+    if columns is None:
+        return
+    if not isinstance(columns, SampledColumns):
+        raise InputError(f"columns: expected SampledColumns() or None; got {_described(columns)}.")
+    columns.check(likelihood)
+    if expansion is not Expansion.gauss_newton:
+        raise InputError(
+            "columns: expected expansion=Expansion.gauss_newton, whose curvature has a column per class; got another "
+            "expansion. Leave one of the two arguments out."
+        )
+
+
 def _look_at_outputs(outputs: Tensor, likelihood: Likelihood) -> None:
     doubt = likelihood.doubt(outputs)
     if doubt is not None:
@@ -294,7 +324,13 @@ def _prepared(
     return function, likelihood, own.inputs, own.targets
 
 
-def _data_bytes(features: NetworkFeatures, inputs: Inputs, targets: Tensor) -> int:
+def _data_bytes(
+    features: NetworkFeatures,
+    inputs: Inputs,
+    targets: Tensor,
+    likelihood: Likelihood,
+    columns: SampledColumns | None,
+) -> int:
     """The memory for the data, if it fits into the budget: a copy of it, and its outputs, residuals and roots S.
 
     For inputs that are read on demand, this counts two parts besides the one in use, and a checksum per example.
@@ -302,13 +338,16 @@ def _data_bytes(features: NetworkFeatures, inputs: Inputs, targets: Tensor) -> i
     copies = targets.nbytes + sum(leaf.nbytes for leaf in leaves(example_of(inputs)))
     if isinstance(inputs, OnDemand):
         copies += (2 * inputs.most - 1) * (copies - targets.nbytes) + 8 * inputs.num_examples
-    roots = num_examples(inputs) * features.num_outputs * (features.num_outputs + 2) * features.anchor.element_size()
+    K = features.num_outputs
+    rank = K if columns is None else columns.rank(K)
+    roots = num_examples(inputs) * K * (rank + 2) * features.anchor.element_size()
+    words = many_classes_words(likelihood, K) if columns is None else ""
     what = "A part of the inputs, and all targets" if isinstance(inputs, OnDemand) else "A copy of the data"
     if copies + 4 * roots > SMALL:  # four while they are computed
         require(
             copies + 4 * roots,
             features.budget(),
             f"{what} ({num_examples(inputs)} examples) with the noise precision of its outputs",
-            "Use fewer examples.",
+            f"Use fewer examples, or sample the curvature{words}." if words else "Use fewer examples.",
         )
     return copies + roots

@@ -10,11 +10,12 @@ from typing import Any, final
 from dnn2gp.evidence.tuning_result import EVIDENCE, TuningResult
 from dnn2gp.inference import Inference, Mean
 from dnn2gp.inference.calibration import NONE, Calibration
-from dnn2gp.likelihoods import is_registered
+from dnn2gp.likelihoods import CategoricalLikelihood, is_registered
 from dnn2gp.support.choice import Choice
 from dnn2gp.support.errors import FileFormatError, InputError
 from dnn2gp.support.json_text import short
 from dnn2gp.support.tensor_file import CHECKSUMS
+from dnn2gp.weights.columns import SampledColumns
 from dnn2gp.weights.structures import Structure
 
 FORMAT_VERSION = 4
@@ -22,7 +23,7 @@ _READABLE = (1, 2, 3, 4)
 _KEYS = {"format", "dnn2gp", "likelihood", "trainable", "inputs", "features", "quadratic", "prior", "inference"}
 # Fields that older files do not have, with the first format that does.
 _SINCE = {CHECKSUMS: 3, "mean": 4, "calibration": 4}
-_OPTIONAL = {"tuning", *_SINCE}
+_OPTIONAL = {"tuning", "columns", *_SINCE}
 
 
 @final
@@ -43,6 +44,8 @@ class Header:
     mean: Mean | None
     """What predictions are centred at; None in files that do not say so."""
     calibration: Calibration
+    columns: SampledColumns | None = None
+    """How the columns of the roots S were drawn; None if all of them are there."""
 
     @staticmethod
     def decoded(path: Path, header: Mapping[str, Any]) -> Header:
@@ -72,6 +75,7 @@ class Header:
             _tuning(path, header),
             _choice(path, header, "mean", Mean) if "mean" in header else None,
             _calibration(path, header),
+            _columns(path, header),
         )
 
 
@@ -141,6 +145,20 @@ def _calibration(path: Path, header: Mapping[str, Any]) -> Calibration:
         return Calibration(**{name: float(number) for name, number in state.items()})
     except InputError as error:
         raise _unknown(path, header, "calibration", f" ({short(str(error))})") from error
+
+
+def _columns(path: Path, header: Mapping[str, Any]) -> SampledColumns | None:
+    """How columns were drawn, for a classifier with Gauss-Newton features."""
+    state = header.get("columns")
+    if state is None:
+        return None
+    valid = header["likelihood"] == CategoricalLikelihood.name and header["features"] == "jacobian"
+    if not valid or not isinstance(state, dict) or set(state) != set(SampledColumns().state()):
+        raise _unknown(path, header, "columns")
+    try:
+        return SampledColumns.restored(state)
+    except InputError as error:
+        raise _unknown(path, header, "columns", f" ({short(str(error))})") from error
 
 
 def _settings(value: object) -> bool:

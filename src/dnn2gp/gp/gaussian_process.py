@@ -270,7 +270,8 @@ class GaussianProcess:
         network = self.network
         targets = likelihood.targets_for(extra.targets, extra.num_examples, network.output_shape, network.dtype)
         assert isinstance(self.features, NetworkFeatures)
-        expansion = Expansion.gauss_newton(self.features, inputs, targets.to(network.device), likelihood)
+        columns = self.model.expansion.columns
+        expansion = Expansion.gauss_newton(self.features, inputs, targets.to(network.device), likelihood, columns)
         return replace(self, inference=self._conditioned(expansion, likelihood), tuning=None)
 
     def _conditioned(self, expansion: Expansion, likelihood: Likelihood) -> Posterior:

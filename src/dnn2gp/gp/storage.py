@@ -154,6 +154,7 @@ def _header(gp: GaussianProcess) -> dict[str, Any]:
     expansion = gp.model.expansion
     features = expansion.features
     gradient = isinstance(features, GradientFeatures)
+    columns = {} if expansion.columns is None else {"columns": expansion.columns.state()}
     return {
         "dnn2gp": version("dnn2gp"),
         "likelihood": gp.likelihood.name,
@@ -166,6 +167,7 @@ def _header(gp: GaussianProcess) -> dict[str, Any]:
         "tuning": None if gp.tuning is None else gp.tuning.state(),
         "mean": gp.centre.encoded(),
         "calibration": asdict(gp.calibration),
+        **columns,
     }
 
 
@@ -291,7 +293,17 @@ def _expansion(
         features = GradientFeatures(jacobian, inputs)
         inputs, residual = GradientFeatures.pair(inputs, residual), residual.new_ones(len(residual), 1)
     targets = state.get("targets")
-    return Expansion(features, inputs, residual, root, jacobian.anchor, log_likelihood, header.quadratic, targets)
+    return Expansion(
+        features,
+        inputs,
+        residual,
+        root,
+        jacobian.anchor,
+        log_likelihood,
+        header.quadratic,
+        targets,
+        columns=header.columns,
+    )
 
 
 def _moved(expansion: Expansion, moved: Float[Tensor, " P"] | None) -> Expansion:

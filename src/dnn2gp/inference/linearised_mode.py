@@ -193,16 +193,11 @@ class _Search:
     def _newton_move(self) -> int:
         """The number of iterations that it took."""
         residual = self.likelihood.residual(self.outputs / self.temperature, self.targets)
-        root = self.likelihood.noise_precision_root(self.outputs / self.temperature, self.targets)
-        root = root / self.temperature**0.5
         centre = self.linear.prior.mean.double()
         gap = self.expansion.features.anchor.double() + self.moved - centre
         gradient = self.pull(residual) + self.prior(gap)
 
-        def curvature(vector: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
-            bent = self.jacobian.curvature(vector[:, None].to(self.jacobian.dtype), root)
-            return self.prior(vector) + bent[:, 0].double()
-
+        curvature = self._curvature()
         direction, iterations = conjugate_gradients(curvature, -gradient, self._precondition, self._accuracy())
         self.decrement = max(0.0, -(gradient @ direction).item()) ** 0.5
         size = self._move(direction, gradient, gap)
@@ -211,6 +206,27 @@ class _Search:
         elif self.decrement < 1 or size == 0:
             self.temperature, self.decrement = max(1.0, self.temperature / _COOLING), torch.inf
         return iterations
+
+    def _curvature(self) -> Product:
+        """H = V⁻¹ + JᵀΛJ, with all columns of Λ: products with J and Jᵀ of one vector need only a pass each.
+
+        Without a root S, which has K columns per example, if the sites have fewer.
+        """
+        f = self.outputs / self.temperature
+        if self.expansion.columns is not None:
+
+            def by_passes(vector: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
+                bent = self.likelihood.noise_precision_matmul(f, self.push(vector), self.targets)
+                return self.prior(vector) + self.pull(bent / self.temperature)
+
+            return by_passes
+        root = self.likelihood.noise_precision_root(f, self.targets) / self.temperature**0.5
+
+        def by_root(vector: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
+            bent = self.jacobian.curvature(vector[:, None].to(self.jacobian.dtype), root)
+            return self.prior(vector) + bent[:, 0].double()
+
+        return by_root
 
     def _accuracy(self) -> float:
         """How accurately to solve for the step: more and more, so that the convergence stays quadratic."""

@@ -130,6 +130,13 @@ class Likelihood(ABC):
         root = self.noise_precision_root(f, y)
         return root @ root.mT
 
+    def noise_precision_matmul(
+        self, f: Float[Tensor, "N K"], vectors: Float[Tensor, "N K"], y: Shaped[Tensor, "N ..."] | None = None
+    ) -> Float[Tensor, "N K"]:
+        """Λ u, one vector u per example."""
+        root = self.noise_precision_root(f, y)
+        return (root @ (root.mT @ vectors.unsqueeze(-1))).squeeze(-1)
+
     @final
     def log_prob(self, f: Float[Tensor, "N K"], y: Shaped[Tensor, "N ..."]) -> Float[Tensor, " N"]:
         """log p(y|f) = −ℓ(y, f) − log Z(f, y)."""

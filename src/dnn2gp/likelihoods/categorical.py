@@ -104,6 +104,14 @@ class CategoricalLikelihood(ClassificationLikelihood):
         basis = identity - c.unsqueeze(-1) * v.gather(-1, columns).unsqueeze(-2)
         return v.unsqueeze(-1) * basis
 
+    def noise_precision_matmul(
+        self, f: Float[Tensor, "N K"], vectors: Float[Tensor, "N K"], y: Int[Tensor, " N"] | None = None
+    ) -> Float[Tensor, "N K"]:
+        """Λ u = p ∘ (u − u_m − pᵀ(u − u_m)) with m = argmax p: no K × K matrix, and no cancellation where p_m ≈ 1."""
+        p = self.mean(f)
+        gaps = vectors - vectors.gather(-1, f.argmax(-1, keepdim=True))
+        return p * (gaps - (p * gaps).sum(-1, keepdim=True))
+
     def covariance(self, f: Float[Tensor, "N K"]) -> Float[Tensor, "N K K"]:
         """Cov(e_y|f) = diag(p) − p pᵀ = S Sᵀ = Λ."""
         return self.noise_precision(f)

@@ -4,6 +4,7 @@ May import `features` and the rooms below it. Start with `expansion.py` (Eq. 5),
 (Laplace-GGN), `online_newton.py` (the training methods) and `structures/` (dense, block diagonal, Kronecker, diagonal).
 """
 
+from dnn2gp.weights.columns import SampledColumns
 from dnn2gp.weights.curvature import EmpiricalFisher, ExactHessian, GaussNewton
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
@@ -39,6 +40,7 @@ __all__ = [
     "KroneckerPrecision",
     "OnlineNewton",
     "Precision",
+    "SampledColumns",
     "Structure",
     "laplace",
     "precision_from_weight_decay",

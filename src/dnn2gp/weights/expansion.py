@@ -23,6 +23,7 @@ from dnn2gp.support.errors import InputError, NotFiniteError
 from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.processes import Team
 from dnn2gp.support.randomness import normal_rows, own_generator
+from dnn2gp.weights.columns import SampledColumns
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,21 +48,32 @@ class Expansion:
     """θ − w in float64, if the sites are those of the linearised network f_w + J(θ − w) at θ (`relinearised`)."""
     counts: tuple[int, ...] | None = None
     """The numbers of examples of all processes; None if these examples are not shared."""
+    columns: SampledColumns | None = None
+    """How the columns of S were drawn; None if S Sᵀ is Λ itself."""
 
     @staticmethod
-    def gauss_newton(features: NetworkFeatures, inputs: Inputs, targets: Tensor, likelihood: Likelihood) -> Expansion:
-        """Eq. (7), generalised Gauss-Newton: φ = Jᵀ, v = r, D = Λ."""
+    def gauss_newton(
+        features: NetworkFeatures,
+        inputs: Inputs,
+        targets: Tensor,
+        likelihood: Likelihood,
+        columns: SampledColumns | None = None,
+    ) -> Expansion:
+        """Eq. (7), generalised Gauss-Newton: φ = Jᵀ, v = r, D = Λ, or an unbiased estimate of Λ from a few columns."""
         outputs = _outputs(features, inputs)
+        counts = _counts(features.team, len(outputs))
+        first = 0 if counts is None else sum(counts[: features.team.rank])
         return Expansion(
             features=features,
             inputs=inputs,
             residual=_finite(likelihood.residual(outputs, targets), "residual r = ∂ℓ/∂f", outputs),
-            root=_finite(likelihood.noise_precision_root(outputs, targets), "root S of Λ = ∂²ℓ/∂f²", outputs),
+            root=_root(likelihood, outputs, targets, columns, first),
             anchor=features.anchor,
             log_likelihood=features.team.sum(likelihood.log_prob(outputs.double(), _double(targets)).sum()),
             quadratic=isinstance(likelihood, GaussianLikelihood),
             targets=targets,
-            counts=_counts(features.team, len(outputs)),
+            counts=counts,
+            columns=columns,
         )
 
     @staticmethod
@@ -126,7 +138,7 @@ class Expansion:
         assert self.targets is not None
         dtype, targets = self.residual.dtype, self.targets
         residual = _finite(likelihood.residual(outputs, targets), "residual r = ∂ℓ/∂f", outputs)
-        root = _finite(likelihood.noise_precision_root(outputs, targets), "root S of Λ = ∂²ℓ/∂f²", outputs)
+        root = _root(likelihood, outputs, targets, self.columns, self.own_examples.start)
         return replace(
             self,
             residual=residual.to(dtype),
@@ -259,6 +271,22 @@ def _outputs(features: NetworkFeatures, inputs: Inputs) -> Float[Tensor, "N K"]:
             f"network: expected finite outputs; got NaN or infinity for example {row}. Check that example."
         )
     return outputs
+
+
+def _root(
+    likelihood: Likelihood,
+    outputs: Float[Tensor, "N K"],
+    targets: Shaped[Tensor, "N ..."],
+    columns: SampledColumns | None,
+    first: int,
+) -> Float[Tensor, "N K R"]:
+    """S of all columns, or of those that are drawn."""
+    found = (
+        likelihood.noise_precision_root(outputs, targets)
+        if columns is None
+        else columns.root(likelihood, outputs, first)
+    )
+    return _finite(found, "root S of Λ = ∂²ℓ/∂f²", outputs)
 
 
 def _finite(values: Tensor, what: str, outputs: Float[Tensor, "N K"]) -> Tensor:
