@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         LinearisedMode,
         NetworkOutput,
         Predictive,
+        TopClasses,
+        TopPredictive,
         WeightSpace,
     )
     from dnn2gp.likelihoods import (
@@ -69,6 +71,8 @@ __all__ = [  # noqa: RUF022 (grouped as the paper is: model and data, A, B, C, r
     "GaussianProcess",
     "Kernel",
     "Predictive",
+    "TopClasses",
+    "TopPredictive",
     "Evidence",
     "diagnose",
     "tune",

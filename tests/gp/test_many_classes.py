@@ -17,6 +17,8 @@ from dnn2gp import (
     LinearisedMode,
     NetworkOutput,
     SampledColumns,
+    TopClasses,
+    TopPredictive,
     WeightSpace,
     convert,
     diagnose,
@@ -110,7 +112,7 @@ def test_mean_over_seeds_is_the_precision():
     f = brute_force.outputs(network(), data()[0])
     precision = brute_force.residual_and_precision(brute_force.categorical, f, data()[1])[1]
     expected = torch.einsum("nkp,nkl,nlq->pq", J, precision, J) + DELTA * torch.eye(J.shape[2])
-    gps = [converted(SampledColumns(3, seed), structure=Dense()) for seed in range(30)]
+    gps = [converted(SampledColumns(3, seed), structure=Dense()) for seed in range(20)]
     found = torch.stack([gp.posterior.precision.dense() for gp in gps])
     error = found.std(0) / len(gps) ** 0.5
     assert ((found.mean(0) - expected).abs() <= 5 * error + 1e-9).all()
@@ -183,6 +185,38 @@ def test_messages_of_large_problems_name_the_columns(monkeypatch):
         convert(network(100), (x[:20], y[:20]), CategoricalLikelihood(), 1.0, mean=NetworkOutput())
 
 
+def test_leaving_out_an_example_with_the_most_probable_classes(monkeypatch):
+    """The same as with all classes, for the covariance of the most probable ones and the movement of the mean."""
+    outputs = 30
+    options = {"outputs": outputs, "mean": MODE, "columns": SampledColumns(4)}
+    whole = converted(**options).leave_one_out()
+    monkeypatch.setattr("dnn2gp.inference.top_classes.MANY_CLASSES", outputs - 1)
+    found = converted(**options).leave_one_out()
+    top = found.prediction
+    assert isinstance(top, TopPredictive)
+    assert top.classes.shape == (N, 20)
+    assert bool((top.classes == data(outputs)[1][:, None]).any(1).all())
+    for n in range(N):
+        own = top.classes[n]
+        torch.testing.assert_close(found.latent_mean[n, own], whole.latent_mean[n, own])
+        expected = whole.latent_covariance[n][own][:, own]
+        torch.testing.assert_close(found.latent_covariance[n, :-1, :-1], expected)
+    torch.testing.assert_close(found.log_prob, whole.log_prob, rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("inference", [Iterative(rank=600, samples=64), FunctionSpace()])
+def test_inferences_agree_on_the_most_probable_classes(hundred, inference):
+    """Iterative inference with all directions; its variances are bounded by those before the data."""
+    options = {"mean": MODE, "columns": SampledColumns(16)}
+    gps = [
+        convert(network(100), data(100, 40), CategoricalLikelihood(), 1.0, inference=each, **options)
+        for each in (WeightSpace(), inference)
+    ]
+    first, second = (gp.leave_one_out() for gp in gps)
+    torch.testing.assert_close(first.latent_mean, second.latent_mean, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(first.latent_covariance, second.latent_covariance, rtol=1e-3, atol=1e-3)
+
+
 @pytest.fixture(scope="module")
 def hundred():
     """The default GP of a classifier with 100 classes, 16 columns of which are sampled."""
@@ -200,4 +234,33 @@ def test_diagnosis_and_leave_one_out_of_a_hundred_classes(hundred):
     found = diagnose(hundred)
     assert found.left_out is not None
     assert found.left_out.nll > 0
+    assert isinstance(hundred.leave_one_out().prediction, TopPredictive)
     assert hundred.leave_one_out().nll > 0
+
+
+def test_validation_calibrates_a_hundred_classes(hundred):
+    found = hundred.calibrated(data(100, 30, seed=8))
+    assert found.calibration != hundred.calibration
+    assert found.predict(data(seed=5)[0], classes=TopClasses(10)).probabilities.shape == (N, 100)
+
+
+def test_outlier_scores_of_a_hundred_classes(hundred):
+    x = data(seed=5)[0]
+    assert hundred.outlier_score(x).shape == (N,)
+    assert hundred.outlier_threshold(x, 0.2) > 0
+    with pytest.raises(InputError, match="familiar"):
+        hundred.outlier_threshold()
+
+
+@pytest.mark.parametrize("structure", [Diagonal(), BlockDiagonal(), Kronecker()])
+def test_structures_of_a_hundred_classes(structure):
+    gp = convert(network(100), data(100, 40), CategoricalLikelihood(), columns=SampledColumns(16), structure=structure)
+    assert gp.predict(data(seed=5)[0], classes=TopClasses(10)).probabilities.shape == (N, 100)
+    assert str(diagnose(gp))
+
+
+def test_saved_gp_of_a_hundred_classes(hundred, tmp_path):
+    save(hundred, tmp_path / "gp")
+    found, x = load(tmp_path / "gp", lambda: network(100)), data(seed=5)[0]
+    assert torch.equal(found.predict(x).probabilities, hundred.predict(x).probabilities)
+    assert found.leave_one_out().nll == hundred.leave_one_out().nll

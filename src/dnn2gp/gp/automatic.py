@@ -21,10 +21,20 @@ from torch import Tensor
 
 from dnn2gp.gp.calibrate import POINTS, Chosen, best_calibration, exceeds_error, score_scale
 from dnn2gp.gp.means import at_mode, at_network
-from dnn2gp.inference import Decomposition, Inference, Latent, LeftOut, LinearModel, Posterior, left_out
-from dnn2gp.inference.averages import averages
+from dnn2gp.inference import (
+    Decomposition,
+    Inference,
+    Latent,
+    LeftOut,
+    LinearModel,
+    Posterior,
+    left_out,
+    training_latent,
+)
+from dnn2gp.inference.averages import Averages, averages
 from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.inference.choice import start_for
+from dnn2gp.inference.split import Split
 from dnn2gp.likelihoods import CategoricalLikelihood, ClassificationLikelihood, GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import IllConditionedError, NotAMinimumWarning, NotConvergedError, warn_user
 from dnn2gp.support.memory import holding
@@ -121,44 +131,46 @@ class _LeaveOneOut:
     targets: Tensor
     mean: Float[Tensor, "n K"]
     """f₋ without the example."""
-    covariance: Float[Tensor, "n K K"]
+    covariance: Float[Tensor, "n C C"]
     mode: Float[Tensor, "n K"]
     """f at the mode."""
     network: Float[Tensor, "n K"]
     """f_w."""
     first_order: bool = False
     """Whether the covariance allows leave-one-out only to first order."""
+    split: Split | None = None
+    """The classes whose covariance is known, if there are many."""
 
     @staticmethod
     def of(mode: Posterior, likelihood: Likelihood) -> _LeaveOneOut:
         """From the posterior at the mode."""
         model = mode.model
         few, own = _some(model.expansion, likelihood)
-        latent = mode.latent(few.features, few.inputs)
+        latent = training_latent(mode, few)
         f = (latent.outputs + latent.shift).double()
         left, first_order = _left_out(few, latent, mode)
         assert few.targets is not None
         network = few.features.outputs(few.inputs).double()
         found = f + left.shift, left.covariance, f, network
         mean, covariance, f, network = (few.team.gathered(each) for each in found)
-        return _LeaveOneOut(own, few.team.gathered(few.targets), mean, covariance, f, network, first_order)
+        split = None if latent.split is None else latent.split.each(few.team.gathered)
+        return _LeaveOneOut(own, few.team.gathered(few.targets), mean, covariance, f, network, first_order, split)
 
     def best(self, *, sharper: bool = True) -> Chosen:
         """The calibration with the smallest leave-one-out NLL."""
-        found = averages(self.likelihood, self.mean, self.covariance, POINTS)
-        return best_calibration(found, self.targets, self.likelihood, sharper=sharper, seen=True)
+        return best_calibration(self._averages(self.mean), self.targets, self.likelihood, sharper=sharper, seen=True)
 
     def scored(self, calibration: Calibration, mean: Float[Tensor, "n K"]) -> Calibration:
         """The calibration with the scale of scores around this mean, from leave-one-out on the training examples."""
-        found = averages(self.likelihood, mean, self.covariance, POINTS)
-        return replace(calibration, scores=score_scale(found, self.likelihood))
+        return replace(calibration, scores=score_scale(self._averages(mean), self.likelihood))
 
     def beats_network(self, calibration: Calibration) -> bool:
         """Whether leave-one-out predicts the examples better than the network that was trained on them."""
         targets = self.targets.double() if self.targets.is_floating_point() else self.targets
-        found = averages(self.likelihood, self.mean, self.covariance, POINTS)
         settings = calibration.scale, calibration.temperature, calibration.noise
-        gains = found.scaled(*settings).log_prob(targets) - self.likelihood.log_prob(self.network, targets)
+        gains = self._averages(self.mean).scaled(*settings).log_prob(targets) - self.likelihood.log_prob(
+            self.network, targets
+        )
         return exceeds_error(gains, 1.0)
 
     def around_network(self, at_mode: Calibration) -> Calibration:
@@ -169,6 +181,9 @@ class _LeaveOneOut:
         ratio = self._size(self.network).item() / size if size > 0 else 1.0
         scale = _SHARE * at_mode.scale * min(1.0, ratio**2)
         return Calibration(scale, max(1.0, ratio * at_mode.temperature))
+
+    def _averages(self, mean: Float[Tensor, "n K"]) -> Averages:
+        return averages(self.likelihood, mean, self.covariance, POINTS, self.split)
 
     def _size(self, f: Float[Tensor, "n K"]) -> Float[Tensor, ""]:
         """The root mean square of the logits, without the constant that softmax ignores."""

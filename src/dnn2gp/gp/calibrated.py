@@ -14,7 +14,7 @@ from dnn2gp.gp.automatic import Guess, Predictor, calibration_at_mode, calibrati
 from dnn2gp.gp.calibrate import POINTS, best_calibration, exceeds_error, score_scale
 from dnn2gp.gp.means import at_network, mean_of, moved_to_mode
 from dnn2gp.gp.minimum import at_minimum
-from dnn2gp.inference import GaussNewtonStep, Latent, LinearisedMode, Posterior
+from dnn2gp.inference import GaussNewtonStep, Latent, LinearisedMode, Posterior, new_latent
 from dnn2gp.inference.averages import Averages, averages
 from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.likelihoods import ClassificationLikelihood, Likelihood
@@ -126,9 +126,7 @@ class HeldOut:
         team, count = features.team, num_examples(self.inputs)
         team.agree({"validation set": [checksums(self.inputs), self.targets] if team.size > 1 else []})
         own = team.share(count) if count >= team.size else slice(0, count)
-        found = posterior.latent(features, share_of(self.inputs, own))
-        parts = found.outputs, found.shift, found.covariance, found.error
-        return Latent(*(team.gathered(each)[:count] for each in parts))
+        return new_latent(posterior, features, share_of(self.inputs, own)).gathered(team).take(count)
 
     def best(self, latent: Latent, guess: Calibration | None = None) -> Fit:
         """The calibration with the smallest NLL, with a prior around a `guess` from leave-one-out, if there is one.
@@ -136,7 +134,8 @@ class HeldOut:
         Without a guess, it must beat a simpler one by more than two standard errors: temperature scaling (a = 0) for a
         classifier, and no calibration for other likelihoods.
         """
-        found = averages(self.likelihood, latent.outputs + latent.shift, latent.covariance, POINTS)
+        f = latent.outputs + latent.shift
+        found = averages(self.likelihood, f, latent.covariance, POINTS, latent.split)
         both = self._fit(found, best_calibration(found, self.targets, self.likelihood, guess=guess).calibration)
         simple = NONE
         if isinstance(self.likelihood, ClassificationLikelihood):

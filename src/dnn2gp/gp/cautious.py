@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dnn2gp.gp.moved import spread
-from dnn2gp.inference import Posterior
-from dnn2gp.inference.averages import SoftmaxAverages, averages
+from dnn2gp.inference import Posterior, training_latent
+from dnn2gp.inference.averages import ClassAverages, averages
 from dnn2gp.likelihoods import CategoricalLikelihood, Likelihood
 from dnn2gp.support.errors import CautiousWarning, warn_user
 
@@ -19,10 +19,11 @@ def warn_if_cautious(posterior: Posterior, likelihood: Likelihood) -> None:
         return
     _, few = spread(expansion, _EXAMPLES)
     assert few.targets is not None
-    latent = posterior.latent(few.features, few.inputs)
-    found = averages(likelihood, latent.outputs + latent.shift, latent.covariance, _POINTS)
-    assert isinstance(found, SoftmaxAverages)
-    confidences, rights = found.probabilities().detach().amax(1), found.mean.argmax(1) == few.targets
+    latent = training_latent(posterior, few)
+    f = latent.outputs + latent.shift
+    found = averages(likelihood, f, latent.covariance, _POINTS, latent.split)
+    assert isinstance(found, ClassAverages)
+    confidences, rights = found.probabilities().detach().amax(1), f.argmax(1) == few.targets
     confidence = few.team.gathered(confidences).mean().item()
     right = few.team.gathered(rights.double()).mean().item()
     if confidence < right - _MOST:

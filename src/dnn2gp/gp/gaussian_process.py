@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import final
+from typing import final, overload
 
 import torch
 from jaxtyping import Float
@@ -30,12 +30,14 @@ from dnn2gp.inference import (
     NetworkOutput,
     Posterior,
     Predictive,
+    TopClasses,
+    TopPredictive,
     costs,
     linearised_mode,
 )
 from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.inference.predictive import finite
-from dnn2gp.likelihoods import Likelihood
+from dnn2gp.likelihoods import CategoricalLikelihood, Likelihood
 from dnn2gp.network import Network
 from dnn2gp.network.anomalies import anomalies_explained
 from dnn2gp.network.data import read_data
@@ -145,11 +147,24 @@ class GaussianProcess:
         """S, the number of samples of q_t whose features are stacked; 1 for Laplace, OGGN, or a single sample."""
         return self.features.num_outputs // self.network.num_outputs
 
-    def predict(self, inputs: Inputs, likelihood: Likelihood | None = None) -> Predictive:
+    @overload
+    def predict(self, inputs: Inputs, likelihood: Likelihood | None = None) -> Predictive: ...
+
+    @overload
+    def predict(
+        self, inputs: Inputs, likelihood: Likelihood | None = None, *, classes: TopClasses
+    ) -> Predictive | TopPredictive: ...
+
+    def predict(
+        self, inputs: Inputs, likelihood: Likelihood | None = None, *, classes: TopClasses | None = None
+    ) -> Predictive | TopPredictive:
         """The predictive distribution of y, Appendix B. `likelihood` gives the noise at these inputs if it differs.
 
         Inputs that require a gradient get one: every field of the result can be differentiated with respect to them.
+        With many classes, `classes=TopClasses(20)` computes the covariance of the 20 most probable ones only.
         """
+        if classes is not None:
+            return self._of_top(inputs, TopClasses.checked(classes))
         likelihood = None if likelihood is None else self._own_kind(likelihood)
         with anomalies_explained():
             latent = self.inference.latent(self.features, self._checked(inputs)).finite()
@@ -162,6 +177,29 @@ class GaussianProcess:
             latent_covariance=latent.covariance,
             latent_covariance_error=latent.error,
             noise_known=likelihood is not None or not self.likelihood.per_example,
+            calibration=self.calibration,
+        )
+
+    def _of_top(self, inputs: Inputs, classes: TopClasses) -> TopPredictive | Predictive:
+        """The prediction with the covariance of some classes; the usual one, if that is all classes."""
+        if not isinstance(self.likelihood, CategoricalLikelihood) or self.num_maps > 1:
+            raise InputError(
+                "classes: expected the GP of one network with a CategoricalLikelihood; got another one. Leave classes= "
+                "out."
+            )
+        if classes.num_classes >= self.network.num_outputs:
+            return self.predict(inputs)
+        with anomalies_explained():
+            latent = classes.latent(self.inference, self.features, self._checked(inputs)).finite()
+        assert latent.split is not None
+        return TopPredictive(
+            likelihood=self.likelihood,
+            output_shape=self.network.output_shape,
+            outputs=latent.outputs,
+            shift=latent.shift,
+            latent_covariance=latent.covariance,
+            split=latent.split,
+            latent_covariance_error=latent.error,
             calibration=self.calibration,
         )
 
@@ -195,6 +233,11 @@ class GaussianProcess:
             return exceeded_by(false_alarms, self.outlier_score(familiar))
         with self.team.together():
             prediction, inputs = self.leave_one_out().prediction, self.model.expansion.inputs
+            if isinstance(prediction, TopPredictive):
+                raise InputError(
+                    "familiar: expected inputs like the training data that the network was not trained on, because "
+                    "with SampledColumns, leave-one-out has the covariance of the most probable classes only; got None."
+                )
             prior = self.team.gathered(self._prior_covariance(inputs))
         return exceeded_by(false_alarms, scores(prediction, self.likelihood, prior))
 

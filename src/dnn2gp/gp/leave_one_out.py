@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dnn2gp.features import NetworkFeatures
 from dnn2gp.gp.minimum import at_minimum
-from dnn2gp.inference import Latent, Posterior, Predictive, left_out
+from dnn2gp.inference import Latent, Posterior, Predictive, TopPredictive, left_out, training_latent
 from dnn2gp.inference.calibration import Calibration
 from dnn2gp.likelihoods import GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import InputError, NotAMinimumWarning, warn_user
@@ -28,8 +28,9 @@ class LeaveOneOut:
     features have learned from the example. For other likelihoods it is exact to first order.
     """
 
-    prediction: Predictive
-    """What the others predict; its answers are those of `gp.predict`."""
+    prediction: Predictive | TopPredictive
+    """What the others predict; its answers are those of `gp.predict`. With `SampledColumns` and more than 64 classes,
+    it is that of `gp.predict(x, classes=TopClasses())`, with the label among the classes."""
     targets: Shaped[Tensor, "N ..."]
 
     @property
@@ -43,8 +44,8 @@ class LeaveOneOut:
         return self.prediction.latent_mean
 
     @property
-    def latent_covariance(self) -> Float[Tensor, "N K K"]:
-        """Cov f without the example."""
+    def latent_covariance(self) -> Float[Tensor, "N C C"]:
+        """Cov f without the example; of the classes that `prediction` has."""
         return self.prediction.latent_covariance
 
     @property
@@ -83,18 +84,16 @@ def leave_one_out(posterior: Posterior, likelihood: Likelihood, calibration: Cal
             "leave_one_out: the file of this GP does not contain the targets of the training data, because an earlier "
             "release wrote it. Convert the network again."
         )
-    latent = posterior.latent(features, expansion.inputs)
+    latent = training_latent(posterior, expansion)
     found = left_out(expansion, _at_mode(posterior, latent), posterior)
     team = expansion.team
     outputs = team.gathered(latent.outputs + (latent.shift + found.shift).to(latent.outputs.dtype))
-    prediction = Predictive(
-        likelihood=own_noise(expansion, likelihood),
-        output_shape=features.network.output_shape,
-        outputs=outputs,
-        shift=torch.zeros_like(outputs),
-        latent_covariance=team.gathered(found.covariance),
-        calibration=calibration,
-    )
+    without = own_noise(expansion, likelihood), features.network.output_shape, outputs, torch.zeros_like(outputs)
+    covariance = team.gathered(found.covariance)
+    if latent.split is None:
+        prediction = Predictive(*without, covariance, calibration=calibration)
+    else:
+        prediction = TopPredictive(*without, covariance, latent.split.each(team.gathered), calibration)
     return LeaveOneOut(prediction, team.gathered(expansion.targets))
 
 

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from dnn2gp.features import FeatureMap, GradientFeatures
 from dnn2gp.gp.minimum import at_minimum
-from dnn2gp.inference import Latent, Posterior
+from dnn2gp.inference import Latent, Posterior, new_latent
 from dnn2gp.likelihoods import (
     CategoricalLikelihood,
     ClassificationLikelihood,
@@ -32,7 +32,8 @@ _EXAMPLES = 100
 class Movement:
     """The difference between the mean of the GP and the network on training inputs, root mean squares.
 
-    Softmax ignores a constant added to all logits of an example, so that constant is removed.
+    Softmax ignores a constant added to all logits of an example, so that constant is removed. If only the covariance of
+    the most probable classes is known, the deviation is that of their logits.
     """
 
     outputs: float
@@ -50,6 +51,8 @@ class Movement:
         """From the posterior of f, and the outputs of the network, at the same inputs."""
         moved = latent.outputs.double() + latent.shift.double() - network.double()
         covariance = latent.covariance.double()
+        if latent.split is not None:
+            covariance = covariance[:, :-1, :-1]
         if isinstance(likelihood, CategoricalLikelihood):
             moved = moved - moved.mean(1, keepdim=True)
             covariance = covariance - covariance.mean(1, keepdim=True)
@@ -88,7 +91,7 @@ def warn_if_moved(posterior: Posterior, likelihood: Likelihood, network: nn.Modu
         return
     _, few = spread(model.expansion, _EXAMPLES)
     features, inputs = network_view(few)
-    moved = Movement.of(posterior.latent(features, inputs), features.outputs(inputs), likelihood)
+    moved = Movement.of(new_latent(posterior, features, inputs), features.outputs(inputs), likelihood)
     mode = " in eval mode" if any(isinstance(part, _NormBase) for part in network.modules()) else ""
     prior = f" with {tuned}, which the evidence prefers" if tuned is not None else " with this prior"
     retrain = " (tune.gradient trains and tunes)" if tuned is not None else ""

@@ -13,6 +13,7 @@ from dnn2gp.inference.averages import ClassAverages, averages
 from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.inference.intervals import poisson_cdf
 from dnn2gp.inference.metrics import accuracy, ece
+from dnn2gp.inference.split import Split
 from dnn2gp.likelihoods import (
     BernoulliLikelihood,
     CategoricalLikelihood,
@@ -55,8 +56,10 @@ class Forecast:
 
     likelihood: Likelihood
     mean: Float[Tensor, "n K"]
-    covariance: Float[Tensor, "n K K"] | None = None
+    covariance: Float[Tensor, "n C C"] | None = None
     calibration: Calibration = NONE
+    split: Split | None = None
+    """The classes whose covariance is known, if there are many."""
 
     def scored(self, targets: Shaped[Tensor, "n ..."]) -> tuple[Scores, Float[Tensor, " n"]]:
         """Its scores, and log p(y) of each example."""
@@ -93,13 +96,13 @@ class Forecast:
         if self.covariance is None:
             return self.calibration.applied_to(self.likelihood).log_prob(self._mean, y)
         own = self.calibration
-        found = averages(self.likelihood, self.mean, self.covariance, _POINTS)
+        found = averages(self.likelihood, self.mean, self.covariance, _POINTS, self.split)
         return found.scaled(own.scale, own.temperature, own.noise).log_prob(y)
 
     def _probabilities(self) -> Float[Tensor, "n K"]:
         if self.covariance is None:
             return self.likelihood.mean(self._mean)
-        found = averages(self.likelihood, self.mean, self.covariance, _POINTS)
+        found = averages(self.likelihood, self.mean, self.covariance, _POINTS, self.split)
         assert isinstance(found, ClassAverages)
         scaled = found.scaled(self.calibration.scale, self.calibration.temperature)
         assert isinstance(scaled, ClassAverages)

@@ -24,7 +24,7 @@ from dnn2gp.gp.gaussian_process import GaussianProcess
 from dnn2gp.gp.minimum import at_minimum
 from dnn2gp.gp.moved import Movement, network_view, spread
 from dnn2gp.gp.scores import Forecast
-from dnn2gp.inference import Latent, LeftOut, NetworkOutput, left_out
+from dnn2gp.inference import Latent, LeftOut, NetworkOutput, left_out, training_latent
 from dnn2gp.likelihoods import CategoricalLikelihood, ClassificationLikelihood, GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import IllConditionedError, InputError
 from dnn2gp.support.processes import Team
@@ -61,7 +61,7 @@ class Seen:
         else:
             likelihood = likelihood.take(index)
         features, inputs = network_view(few)
-        latent = gp.inference.latent(features, inputs).finite()
+        latent = (training_latent(gp.inference, few) if few.columns else gp.inference.latent(features, inputs)).finite()
         centre = gp.model.centre
         own = centre is None or not bool(centre.any())
         network = latent.outputs if own else features.outputs(inputs)
@@ -85,9 +85,7 @@ class Seen:
     @cached_property
     def movement(self) -> Movement:
         """How far the mean of the GP is from the network."""
-        own = self.latent.outputs, self.latent.shift, self.latent.covariance, self.latent.error
-        latent = Latent(*(self.team.gathered(each) for each in own))
-        return Movement.of(latent, self.team.gathered(self.network), self.likelihood)
+        return Movement.of(self.latent.gathered(self.team), self.team.gathered(self.network), self.likelihood)
 
     def forecasts(self) -> tuple[Forecast, Forecast]:
         """Of the network and of the GP, with the examples seen."""
@@ -96,9 +94,10 @@ class Seen:
     def _of_network(self, f: Float[Tensor, "n K"]) -> Forecast:
         return Forecast(self.likelihood, self.team.gathered(f))
 
-    def _of_gp(self, f: Float[Tensor, "n K"], covariance: Float[Tensor, "n K K"]) -> Forecast:
-        mean, covariance = self.team.gathered(f), self.team.gathered(covariance)
-        return Forecast(self.likelihood, mean, covariance, self.gp.calibration)
+    def _of_gp(self, f: Float[Tensor, "n K"], covariance: Float[Tensor, "n C C"]) -> Forecast:
+        mean, covariance, split = self.team.gathered(f), self.team.gathered(covariance), self.latent.split
+        split = None if split is None else split.each(self.team.gathered)
+        return Forecast(self.likelihood, mean, covariance, self.gp.calibration, split)
 
     def left_out(self) -> tuple[Forecast, Forecast] | str:
         """Of the network and of the GP, without each example; or why they are not available."""

@@ -17,6 +17,8 @@ from dnn2gp.inference.linear_model import LinearModel
 from dnn2gp.inference.linearised_mode import linearised_mode
 from dnn2gp.inference.mean import GaussNewtonStep, LinearisedMode, Mean, NetworkOutput
 from dnn2gp.inference.predictive import Latent, Predictive
+from dnn2gp.inference.top_classes import TopClasses, new_latent, training_latent
+from dnn2gp.inference.top_predictive import TopPredictive
 from dnn2gp.inference.weight_space import WeightSpace
 
 __all__ = [
@@ -39,9 +41,13 @@ __all__ = [
     "NetworkOutput",
     "Posterior",
     "Predictive",
+    "TopClasses",
+    "TopPredictive",
     "WeightSpace",
     "choose",
     "costs",
     "left_out",
     "linearised_mode",
+    "new_latent",
+    "training_latent",
 ]

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from dnn2gp.inference.averages import ClassAverages, averages
+from dnn2gp.inference.averages import Averages, ClassAverages, averages
 from dnn2gp.inference.intervals import central_interval
 from dnn2gp.likelihoods import BernoulliLikelihood, CategoricalLikelihood, Likelihood
 from dnn2gp.support.errors import InputError
@@ -28,7 +28,7 @@ class Answers(ABC):
     likelihood: Likelihood
     output_shape: tuple[int, ...]
     outputs: Float[Tensor, "N K"]
-    latent_covariance: Float[Tensor, "N K K"]
+    latent_covariance: Float[Tensor, "N C C"]
 
     @property
     @abstractmethod
@@ -128,12 +128,15 @@ class Answers(ABC):
         return central_interval(self.likelihood, level, self.latent_mean, self.latent_covariance)
 
     def _log_prob(self, y: Shaped[Tensor, "N ..."]) -> Float[Tensor, " N"]:
-        return averages(self.likelihood, self.latent_mean, self.latent_covariance).log_prob(y)
+        return self._averages().log_prob(y)
 
     def _class_averages(self) -> ClassAverages:
-        found = averages(self.likelihood, self.latent_mean, self.latent_covariance)
+        found = self._averages()
         assert isinstance(found, ClassAverages)
         return found
+
+    def _averages(self) -> Averages:
+        return averages(self.likelihood, self.latent_mean, self.latent_covariance)
 
     def _check_classes(self, name: str) -> None:
         if not isinstance(self.likelihood, CategoricalLikelihood | BernoulliLikelihood):

@@ -15,6 +15,7 @@ from torch import Tensor
 from dnn2gp.inference.line_quadrature import log_average_line
 from dnn2gp.inference.logistic_normal import average_entropy, log_average_sigmoid
 from dnn2gp.inference.quasi_random import average_over_points, for_all_calls, principal_root
+from dnn2gp.inference.split import Split
 from dnn2gp.likelihoods import BernoulliLikelihood, CategoricalLikelihood, GaussianLikelihood, Likelihood
 from dnn2gp.support.errors import NotPositiveDefiniteError
 
@@ -38,11 +39,17 @@ def log_average(
 def averages(
     likelihood: Likelihood,
     mean: Float[Tensor, "N K"],
-    covariance: Float[Tensor, "N K K"],
+    covariance: Float[Tensor, "N C C"],
     num_points: int = POINTS,
+    split: Split | None = None,
 ) -> Averages:
-    """The averages of this likelihood, with the root of C computed once."""
+    """The averages of this likelihood, with the root of C computed once.
+
+    With a `split`, C is the covariance of the logits of T and of one for all other classes (`top_classes`).
+    """
     mean, covariance = mean.double(), covariance.double()
+    if split is not None:
+        return TopAverages(mean, split, softmax_root(covariance), num_points)
     if isinstance(likelihood, GaussianLikelihood):
         return GaussianAverages(likelihood, mean, covariance)
     if isinstance(likelihood, CategoricalLikelihood):
@@ -100,9 +107,7 @@ class SoftmaxAverages(ClassAverages):
     @staticmethod
     def of(mean: Float[Tensor, "N K"], covariance: Float[Tensor, "N K K"], num_points: int) -> SoftmaxAverages:
         """With the root of C."""
-        basis = _differences(mean.shape[1]).to(mean.device)
-        size = covariance.detach().abs().amax((-2, -1))
-        return SoftmaxAverages(mean, basis @ principal_root(basis.mT @ covariance @ basis, size), num_points)
+        return SoftmaxAverages(mean, softmax_root(covariance), num_points)
 
     def scaled(self, scale: Number = 1.0, temperature: Number = 1.0, noise: Number = 1.0) -> SoftmaxAverages:
         return replace(self, mean=self.mean / temperature, root=self.root * (scale**0.5 / temperature))
@@ -147,6 +152,59 @@ class SoftmaxAverages(ClassAverages):
         """log E σ(f₀ − f₁) and log E σ(f₁ − f₀)."""
         gap, variance = self._gap()
         return log_average_sigmoid(torch.cat([-gap, gap], 1), variance.expand(-1, 2))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TopAverages(ClassAverages):
+    """Exclusive classes, of which all but the m most probable are one: they share its probability as at the mean."""
+
+    mean: Float[Tensor, "N K"]
+    split: Split
+    root: Float[Tensor, "N C m"]
+    """R with R Rᵀ = P C P, for the covariance C of the m + 1 logits."""
+    num_points: int
+
+    def scaled(self, scale: Number = 1.0, temperature: Number = 1.0, noise: Number = 1.0) -> TopAverages:
+        factor = scale**0.5 / temperature
+        split = self.split.scaled(factor**2)
+        return replace(self, mean=self.mean / temperature, split=split, root=self.root * factor)
+
+    def take(self, part: slice) -> TopAverages:
+        own = self.split.each(lambda tensor: tensor[part])
+        return replace(self, mean=self.mean[part], split=own, root=self.root[part])
+
+    def log_prob(self, targets: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+        same = self.split.classes == targets[:, None]
+        among = same.any(1)
+        place = torch.where(among, same.int().argmax(1), same.shape[1])
+        own = self._others.log_softmax(1).gather(1, targets[:, None]).squeeze(1)
+        return self._reduced.log_prob(place) + torch.where(among, 0.0, own)
+
+    def probabilities(self) -> Float[Tensor, "N K"]:
+        reduced = self._reduced.probabilities()
+        return (reduced[:, -1:] * self._others.softmax(1)).scatter(1, self.split.classes, reduced[:, :-1])
+
+    def entropies(self) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+        """Those of the m + 1 classes, and what is uncertain within the last one, of probability q.
+
+        The latter is q H(w), and on average over f q max(H(w) − v/2, 0), as in `split.excess`.
+        """
+        of_average, expected = self._reduced.entropies()
+        share = self._reduced.probabilities()[:, -1]
+        whole = entropy(self._others.softmax(1))
+        within = (whole - self.split.variance.to(whole.dtype) / 2).clamp(min=0)
+        return of_average + share * whole, expected + share * within
+
+    @property
+    def _others(self) -> Float[Tensor, "N K"]:
+        """The logits of all other classes."""
+        return self.split.others(self.mean)
+
+    @property
+    def _reduced(self) -> SoftmaxAverages:
+        """The m + 1 classes."""
+        return SoftmaxAverages(self.split.reduced(self.mean), self.root, self.num_points)
 
 
 @final
@@ -250,6 +308,13 @@ def entropy(probabilities: Float[Tensor, "*B K"]) -> Float[Tensor, "*B"]:
     """−Σ_k p_k log p_k, in nats; gradients stay finite where a probability underflows to 0."""
     kept = torch.where(probabilities > 0, probabilities, 1)
     return -(kept * kept.log()).sum(-1)
+
+
+def softmax_root(covariance: Float[Tensor, "N K K"]) -> Float[Tensor, "N K K-1"]:
+    """R with R Rᵀ = P C P, where P = I − 11ᵀ/K."""
+    basis = _differences(covariance.shape[1]).to(covariance.device)
+    size = covariance.detach().abs().amax((-2, -1))
+    return basis @ principal_root(basis.mT @ covariance @ basis, size)
 
 
 @lru_cache(maxsize=8)

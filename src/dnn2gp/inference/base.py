@@ -288,14 +288,37 @@ class Posterior(ABC):
             outputs = outputs + factors.push(centre[:, None], torch.float64)[..., 0].to(outputs.dtype)
         return outputs, torch.zeros_like(outputs)
 
-    def chunk(self, features: FeatureMap, inputs: Inputs) -> int:
-        """The number of test inputs at a time in `latent`; by default from the measured memory of mean and variance."""
+    def means(self, features: FeatureMap, inputs: Inputs) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N K"]]:
+        """The outputs and the shift of `latent` by passes through the network, without factors of the Jacobian."""
+        outputs, centre = features.outputs(inputs), self.model.centre
+        if self.moves:
+            return outputs, -_pushed(features, inputs, self.step)
+        if centre is not None and bool(centre.any()):
+            outputs = outputs + _pushed(features, inputs, centre)
+        return outputs, torch.zeros_like(outputs)
+
+    def chunk(self, features: FeatureMap, inputs: Inputs, num_rows: int | None = None) -> int:
+        """The number of test inputs at a time in `latent`; by default from the measured memory of mean and variance.
+
+        `num_rows`: the number of functionals of f whose covariance is computed, in place of all K outputs.
+        """
 
         def used(factors: Factors) -> object:
             zeros = features.anchor.new_zeros(factors.num_examples, factors.num_rows)
             return self._centred(zeros, factors), self.marginal(factors)
 
-        K, by = features.num_outputs, self.step if self.moves else self.model.centre  # made before it is measured
+        K = features.num_outputs if num_rows is None else num_rows
+        by = self.step if self.moves else self.model.centre  # made before it is measured
         key = type(self), self.method, self.moves, by is not None and bool(by.any())
         work = Work("The predictive variance", used, key)
-        return features.chunk(inputs, work=work, fixed=2 * 8 * num_examples(inputs) * K * (K + 2), extra=4 * 8 * K**2)
+        fixed, extra = 2 * 8 * num_examples(inputs) * K * (K + 2), 4 * 8 * K**2 + cotangent_bytes(features, num_rows)
+        return features.chunk(inputs, num_rows, work, fixed=fixed, extra=extra)
+
+
+def cotangent_bytes(features: FeatureMap, num_rows: int | None) -> int:
+    """The memory of U for one example while it is made; none if it is the identity."""
+    return 0 if num_rows is None else 3 * 8 * features.num_outputs * num_rows
+
+
+def _pushed(features: FeatureMap, inputs: Inputs, vector: Float[Tensor, " P"]) -> Float[Tensor, "N K"]:
+    return features.jvp(inputs, vector[:, None].to(features.anchor.dtype))[..., 0]

@@ -14,7 +14,7 @@ from dnn2gp.features import FactoredJacobian, Factors, FeatureMap, NetworkFeatur
 from dnn2gp.features.budget.chunked import joined
 from dnn2gp.features.budget.plan import Work
 from dnn2gp.features.factored_jacobian import KeptFactors
-from dnn2gp.inference.base import Cost, Inference, Posterior
+from dnn2gp.inference.base import Cost, Inference, Posterior, cotangent_bytes
 from dnn2gp.inference.evidence_parts import (
     KNOB,
     Decomposition,
@@ -199,22 +199,22 @@ class FunctionSpacePosterior(Posterior):
         """The Cholesky factor of A."""
         return {"factor": self.factor}
 
-    def chunk(self, features: FeatureMap, inputs: Inputs) -> int:
+    def chunk(self, features: FeatureMap, inputs: Inputs, num_rows: int | None = None) -> int:
         """Counts the K × M cross kernel of each test input with the data, its solve and a copy."""
 
         def white(factors: Factors) -> tuple[Tensor, Factors]:
             wide = factors.to(torch.float64)
             return self.prior_precision.marginal(wide), self.prior_precision.whitened(wide).compact()
 
-        K, count = features.num_outputs, num_examples(inputs)
+        K, count = features.num_outputs if num_rows is None else num_rows, num_examples(inputs)
         structured = features.structured(inputs, self.prior_precision)
         work = Work("The predictive variance", white, (type(self.prior_precision), structured))
-        extra = 8 * (3 * K * len(self.factor) + 4 * K**2)
+        extra = 8 * (3 * K * len(self.factor) + 4 * K**2) + cotangent_bytes(features, num_rows)
         kept = self.sites.kept()  # computed now, if they fit and have not been computed before
         fixed = 8 * len(self.factor) ** 2 + self.sites.kept_bytes + 2 * 8 * count * K**2
         if not kept:  # half of the room is for computing them again
             fixed += max(0, features.budget() - fixed) // 2
-        return features.chunk(inputs, work=work, fixed=fixed, extra=extra)
+        return features.chunk(inputs, num_rows, work, fixed=fixed, extra=extra)
 
     def _explained(self, sites: Float[Tensor, "M S"]) -> Float[Tensor, "P S"]:
         """Φᵀ A⁻¹ b."""

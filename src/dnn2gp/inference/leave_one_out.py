@@ -20,7 +20,11 @@ from torch import Tensor
 
 from dnn2gp.inference.base import Posterior
 from dnn2gp.inference.predictive import Latent
+from dnn2gp.inference.split import functionals
+from dnn2gp.inference.top_classes import site_rows
+from dnn2gp.network.inputs import in_parts, num_examples
 from dnn2gp.support.errors import IllConditionedError, InputError
+from dnn2gp.support.memory import chunks
 from dnn2gp.weights.expansion import Expansion
 
 # I − SᵀVS has an error of about 1e-16, so its inverse keeps six digits down to this eigenvalue.
@@ -34,8 +38,8 @@ class LeftOut:
 
     shift: Float[Tensor, "N K"]
     """f₋ − f = V₋ r."""
-    covariance: Float[Tensor, "N K K"]
-    """V₋, in float64."""
+    covariance: Float[Tensor, "N C C"]
+    """V₋, in float64; that of the logits of `Latent.split` and of all others as one, if these are known."""
 
     @staticmethod
     def of(expansion: Expansion, latent: Latent) -> LeftOut:
@@ -44,20 +48,30 @@ class LeftOut:
         Raises:
             InputError: If an approximate covariance claims that an example is known better than it alone allows.
         """
-        root, V = expansion.root.double(), latent.covariance.double()
+        root, V = _site(expansion, latent)
         spread = V @ root
         gap = torch.eye(root.shape[2], dtype=V.dtype, device=V.device) - root.mT @ spread
         _check_gap(gap)
         covariance = V + spread @ torch.linalg.solve(gap, spread.mT)
-        covariance = (covariance + covariance.mT) / 2
-        residual = site_residual(expansion, latent).unsqueeze(-1)
-        return LeftOut((covariance @ residual).squeeze(-1), covariance)
+        return LeftOut._from(expansion, latent, (covariance + covariance.mT) / 2)
 
     @staticmethod
     def infinitesimal(expansion: Expansion, latent: Latent) -> LeftOut:
         """To first order in the weight of the example: V₋ ≈ V and f₋ ≈ f + V r, which is defined for every V."""
-        V = latent.covariance.double()
-        return LeftOut((V @ site_residual(expansion, latent).unsqueeze(-1)).squeeze(-1), V)
+        return LeftOut._from(expansion, latent, _site(expansion, latent)[1])
+
+    @staticmethod
+    def _from(expansion: Expansion, latent: Latent, covariance: Float[Tensor, "N q q"]) -> LeftOut:
+        """f₋ − f = V₋ r. If the classes that are not in T have one logit, all of them move as it does."""
+        if latent.split is None:
+            residual = site_residual(expansion, latent)
+            return LeftOut((covariance @ residual.unsqueeze(-1)).squeeze(-1), covariance)
+        classes, rank = latent.split.classes, expansion.root.shape[2]
+        count = classes.shape[1] + 1
+        more = expansion.root.double().mT @ latent.shift.double().unsqueeze(-1)  # as in `site_residual`
+        moved = covariance[:, :count, -rank - 1] + (covariance[:, :count, -rank:] @ more).squeeze(-1)
+        shift = moved[:, -1:].expand_as(latent.shift).scatter(1, classes, moved[:, :-1])
+        return LeftOut(shift, covariance[:, :count, :count])
 
 
 def left_out(expansion: Expansion, latent: Latent, posterior: Posterior) -> LeftOut:
@@ -87,8 +101,8 @@ def bounded(expansion: Expansion, latent: Latent, posterior: Posterior) -> Laten
 
     An estimate of V with a random error may exceed this if an example determines its output almost alone.
     """
-    root, V = expansion.root.double(), latent.covariance.double()
-    K = expansion.features.covariance(expansion.inputs, posterior.model.prior.precision.double()).double()
+    root, V = _site(expansion, latent)
+    K = _prior_covariance(expansion, latent, posterior)
     spread = K @ root
     gap = torch.eye(root.shape[2], dtype=V.dtype, device=V.device) + root.mT @ spread
     values, vectors = torch.linalg.eigh(K - spread @ torch.linalg.solve(gap, spread.mT))
@@ -96,7 +110,32 @@ def bounded(expansion: Expansion, latent: Latent, posterior: Posterior) -> Laten
     lengths = values.sqrt()
     inner, turn = torch.linalg.eigh((vectors.mT @ V @ vectors) / (lengths[:, :, None] * lengths[:, None]))
     back = (vectors * lengths[:, None]) @ turn
-    return replace(latent, covariance=(back * inner.clamp(max=1)[:, None]) @ back.mT)
+    found = (back * inner.clamp(max=1)[:, None]) @ back.mT
+    if latent.sites is None:
+        return replace(latent, covariance=found)
+    return replace(latent, sites=replace(latent.sites, covariance=found))
+
+
+def _site(expansion: Expansion, latent: Latent) -> tuple[Float[Tensor, "N q R"], Float[Tensor, "N q q"]]:
+    """S and V; with `Latent.sites`, those of the vector (f_T, g, …, rᵀf, Sᵀf), of which the site sees the last ones."""
+    if latent.sites is None:
+        return expansion.root.double(), latent.covariance.double()
+    V, rank = latent.sites.covariance.double(), expansion.root.shape[2]
+    root = torch.eye(V.shape[1], dtype=V.dtype, device=V.device)[:, -rank:]
+    return root.expand(len(V), -1, -1), V
+
+
+def _prior_covariance(expansion: Expansion, latent: Latent, posterior: Posterior) -> Float[Tensor, "N q q"]:
+    """J V₀ Jᵀ of each example, or of the vector (f_T, g, …, rᵀf, Sᵀf)."""
+    features, prior = expansion.features, posterior.model.prior.precision.double()
+    if latent.split is None or latent.sites is None:
+        return features.covariance(expansion.inputs, prior).double()
+    more = site_rows(expansion)
+    rows = torch.cat([functionals(latent.sites.mean, latent.split.classes).to(more.dtype), more], 2)
+    size = posterior.chunk(features, expansion.inputs, rows.shape[2])
+    places = list(chunks(num_examples(expansion.inputs), size))
+    parts = in_parts(expansion.inputs, places)
+    return torch.cat([prior.marginal(features.factors(own, rows[part])).double() for part, own in parts])
 
 
 def site_residual(expansion: Expansion, latent: Latent) -> Float[Tensor, "N K"]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -11,15 +13,28 @@ from torch import Tensor
 
 from dnn2gp.inference.answers import Answers
 from dnn2gp.inference.calibration import NONE, Calibration
+from dnn2gp.inference.split import Split
 from dnn2gp.likelihoods import CategoricalLikelihood, ClassificationLikelihood, Likelihood
 from dnn2gp.network.inputs import all_finite
 from dnn2gp.support.errors import IllConditionedError, InputError, NotFiniteError, NotPositiveDefiniteError
 from dnn2gp.support.memory import default_budget, require
 from dnn2gp.support.numbers import whole_number
+from dnn2gp.support.processes import Team
 from dnn2gp.support.randomness import normal, own_generator
 
 # The largest error of the variance of a difference between logits, relative to that variance, or to 1 if it is smaller.
 _LOST = 1e-2
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SiteCovariance:
+    """At training examples: what leaving one out needs, if f is known for some classes only (`top_classes`)."""
+
+    covariance: Float[Tensor, "N q q"]
+    """Of the functionals of `split.functionals`, and of rᵀf and Sᵀf of the site of the example."""
+    mean: Float[Tensor, "N K"]
+    """Where the logit of all other classes is linearised."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +45,27 @@ class Latent:
     """f_w(x), the output of the network itself."""
     shift: Float[Tensor, "N K"]
     """J(x)(μ − w), zero at a minimum."""
-    covariance: Float[Tensor, "N K K"]
-    """J(x) Σ̃ J(x)ᵀ."""
+    covariance: Float[Tensor, "N C C"]
+    """J(x) Σ̃ J(x)ᵀ; with a `split`, the covariance of the logits of T and of one for all other classes."""
     error: Float[Tensor, " N"]
     """The relative standard deviation of the trace of the covariance; zero if inference is exact."""
+    split: Split | None = None
+    """The most probable classes T of each input (`top_classes`); None if the covariance is that of all outputs."""
+    sites: SiteCovariance | None = None
+    """At training examples with a `split`."""
+
+    def gathered(self, team: Team) -> Latent:
+        """f at the inputs of all processes."""
+        return self._each(team.gathered)
+
+    def take(self, count: int) -> Latent:
+        """f at the first inputs."""
+        return self._each(lambda tensor: tensor[:count])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Latent:
+        """With every tensor changed in the same way, without what only leave-one-out needs."""
+        split = None if self.split is None else self.split.each(change)
+        return Latent(change(self.outputs), change(self.shift), change(self.covariance), change(self.error), split)
 
     def finite(self) -> Latent:
         """This, unless a number in it is NaN, or overflows in the dtype of the outputs."""
@@ -80,8 +112,11 @@ class JoinedLatent:
     def result(self) -> Latent:
         """All inputs."""
         if len(self._kept) == 1:
-            return Latent(*self._kept[0])
-        return Latent(*(self._whole or (torch.cat(each) for each in zip(*self._kept, strict=True))))
+            outputs, shift, covariance, error = self._kept[0]
+        else:
+            joined = self._whole or (torch.cat(each) for each in zip(*self._kept, strict=True))
+            outputs, shift, covariance, error = joined
+        return Latent(outputs, shift, covariance, error)
 
 
 class Moments(ABC):

@@ -26,8 +26,8 @@ from dnn2gp.likelihoods import CategoricalLikelihood, Likelihood
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.numbers import seed_number, whole_number
 
-# With more classes than this, messages about memory and time name `SampledColumns`.
-_MANY = 64
+MANY_CLASSES = 64
+"""With more classes than this, messages name `SampledColumns`, and with it, leave-one-out uses `TopClasses()`."""
 # The constants of splitmix64, as signed integers.
 _STEP, _FIRST, _SECOND = (each - 2**64 for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -92,7 +92,7 @@ class SampledColumns:
 
 def many_classes_words(likelihood: Likelihood, num_outputs: int) -> str:
     """How to need less memory and time with many classes, for the end of a sentence; empty with few."""
-    if not isinstance(likelihood, CategoricalLikelihood) or num_outputs <= _MANY:
+    if not isinstance(likelihood, CategoricalLikelihood) or num_outputs <= MANY_CLASSES:
         return ""
     return f": with {num_outputs} classes, columns=SampledColumns(16) takes 16 columns per example in place of all"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dnn2gp.features import Factors, FeatureMap
 from dnn2gp.features.budget.plan import Work
-from dnn2gp.inference.base import Inference, Posterior
+from dnn2gp.inference.base import Inference, Posterior, cotangent_bytes
 from dnn2gp.inference.iterative.coupled import estimate
 from dnn2gp.inference.iterative.curvature import Curvature
 from dnn2gp.inference.iterative.report import Report
@@ -146,7 +146,7 @@ class IterativePosterior(Posterior):
     def _pushed(self, factors: Factors, white: Float[Tensor, "P s"]) -> Float[Tensor, "n K s"]:
         return factors.push(self.prior_precision.unwhiten(white).double())
 
-    def chunk(self, features: FeatureMap, inputs: Inputs) -> int:
+    def chunk(self, features: FeatureMap, inputs: Inputs, num_rows: int | None = None) -> int:
         """Counts the products with the basis and the samples, and a few K × K matrices of each input."""
 
         def used(factors: Factors) -> object:
@@ -154,9 +154,10 @@ class IterativePosterior(Posterior):
             columns = self.nystrom.root, self.samples.own, self.samples.differences
             return self.prior_precision.double().marginal(wide), [self._pushed(wide, each) for each in columns]
 
-        K, count = features.num_outputs, num_examples(inputs)
+        K, count = features.num_outputs if num_rows is None else num_rows, num_examples(inputs)
         work = Work("The predictive variance", used, (type(self), self.nystrom.root.shape[1], self.num_samples))
-        return features.chunk(inputs, work=work, fixed=2 * 8 * count * K * (K + 2), extra=20 * 8 * K**2)
+        extra = 20 * 8 * K**2 + cotangent_bytes(features, num_rows)
+        return features.chunk(inputs, num_rows, work, fixed=2 * 8 * count * K * (K + 2), extra=extra)
 
     def looked_at(self) -> float:
         """The median relative standard deviation of the predictive variances of some training inputs."""
