@@ -325,7 +325,7 @@ class GaussianProcess:
             return self.inference.conditioned(expansion)
         pushed = self.features.jvp(expansion.inputs, moved.to(self.features.anchor.dtype)[:, None])[..., 0]
         outputs = (self.features.outputs(expansion.inputs) + pushed).double()
-        joined = self.inference.conditioned(expansion.relinearised(likelihood, outputs, moved))
+        joined = self.inference.rough_given(expansion.relinearised(likelihood, outputs, moved))
         found = linearised_mode(joined, own_noise(joined.model.expansion, likelihood))
         assert found.expansion.moved is not None
         return joined.method.infer(replace(found, centre=centre + found.expansion.moved - moved))

@@ -97,6 +97,15 @@ class Inference(Choice):
         """A posterior of which only `precondition` is needed; by default, the posterior itself."""
         return self.infer_after(model, known)
 
+    def infer_more(self, known: Posterior, expansion: Expansion, *, rough: bool = False) -> Posterior:
+        """The posterior given more data than a known one, by default from all the data; see `Posterior.conditioned`.
+
+        If `rough`, only its `precondition` is needed.
+        """
+        before = known.model
+        joined = before.expansion.joined(expansion)
+        return self.infer(LinearModel(joined, before.prior, before.of_step, before.centre))
+
     def with_structure(self, structure: Structure) -> Inference:
         """The same inference with a posterior precision of this structure."""
         if structure != Dense():
@@ -192,6 +201,10 @@ class Posterior(ABC):
     @abstractmethod
     def conditioned(self, expansion: Expansion) -> Posterior:
         """The posterior given more data, expanded at the same anchor."""
+
+    def rough_given(self, expansion: Expansion) -> Posterior:
+        """`conditioned`, if only its `precondition` is needed."""
+        return self.conditioned(expansion)
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:

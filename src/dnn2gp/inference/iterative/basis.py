@@ -135,7 +135,7 @@ def _round(product: Product, vectors: Float[Tensor, "P n"], own: slice, largest:
     images = product(vectors[:, own])
     parts = orthogonalise(images, vectors)
     norm = max(largest, parts.abs().max().item())
-    added, sizes = _next_block(images, vectors, norm, room)
+    added, sizes = next_block(images, vectors, norm, room)
     return {"parts": parts, "added": added, "sizes": sizes}
 
 
@@ -149,7 +149,7 @@ def orthogonalise(images: Float[Tensor, "P s"], vectors: Float[Tensor, "P n"]) -
     return total
 
 
-def _next_block(
+def next_block(
     images: Float[Tensor, "P s"], vectors: Float[Tensor, "P n"], norm: float, room: int
 ) -> tuple[Float[Tensor, "P m"], Float[Tensor, "m s"]]:
     """An orthonormal basis of what is left of the images, and the images in it; empty where that is rounding."""

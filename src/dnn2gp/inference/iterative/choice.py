@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import final
@@ -10,10 +10,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dnn2gp.inference.base import Cost, Inference
+from dnn2gp.inference.base import Cost, Inference, Posterior
 from dnn2gp.inference.evidence_parts import Decomposition
 from dnn2gp.inference.iterative.basis import Basis
 from dnn2gp.inference.iterative.curvature import Curvature
+from dnn2gp.inference.iterative.more_data import Sum, continued, log_dets
 from dnn2gp.inference.iterative.posterior import IterativePosterior
 from dnn2gp.inference.iterative.report import Report
 from dnn2gp.inference.iterative.samples import Nystrom, Samples
@@ -22,6 +23,7 @@ from dnn2gp.inference.orthogonal import check_rounding
 from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import require
 from dnn2gp.support.numbers import whole_number
+from dnn2gp.weights.expansion import Expansion
 
 # Columns that are multiplied with the curvature at a time while the basis grows, and how often that must happen: with
 # fewer rounds, the quadrature of the spectrum is not accurate.
@@ -32,6 +34,12 @@ _RESIDUAL = 0.07
 _PATIENCE = 20
 # The number of samples drawn first, from which the number needed is estimated.
 _FIRST = 16
+# Given more data, samples are continued up to this residual along the directions that the new data determine, and the
+# log-determinant is estimated from a few systems that are solved up to this one.
+_CONTINUED, _LOG_DET = 0.2, 0.02
+# Given more data, inference starts again if these are more than this share of the old ones, if the residuals that the
+# samples have accumulated exceed this, or if the error exceeds the tolerance by this factor and samples can be added.
+_NEW, _ADDED_UP, _MISSED = 0.5, 0.2, 1.25
 
 
 @final
@@ -108,7 +116,45 @@ class Iterative(Inference):
             found = found.with_samples(found.samples.joined(draw(needed - found.num_samples)))
             error = found.looked_at()
         check_rounding(found, 1 + basis.largest)
-        found.facts = self._report(found, basis, error, perf_counter() - begin)
+        found.facts = self._report(found, basis.rank, error, perf_counter() - begin)
+        return found
+
+    def infer_more(self, known: Posterior, expansion: Expansion, *, rough: bool = False) -> IterativePosterior:
+        """The posterior given more data, continued from one without them; if `rough`, without samples.
+
+        It starts again if much is new, if the samples have been continued so often that their residuals have added up,
+        or if more samples are needed for the tolerance.
+        """
+        assert isinstance(known, IterativePosterior)
+        begin, before = perf_counter(), known.model
+        model = LinearModel(before.expansion.joined(expansion), before.prior, before.of_step, before.centre)
+        many = expansion.num_examples > _NEW * before.expansion.num_examples
+        if many or (known.samples.residual > _ADDED_UP and not rough):
+            return self.rough(model) if rough else self.infer(model)
+        new = self._curvature(LinearModel(expansion, before.prior), 0 if rough else None, known.nystrom.root.shape[1])
+        generator = self._generator(model, 2 * model.expansion.num_sites)
+        width = self._width(new.num_weights)
+        start = new.random((new.num_weights, width), generator)
+        basis = Basis.of(new.matmul, start, self.rank, width)
+        total = Sum.of(known.nystrom, basis, self.rank + width)
+        nystrom, whole = total.nystrom(), self._curvature(model, 0 if rough else None, known.nystrom.root.shape[1])
+        if rough:
+            none = Samples.none(nystrom.root)
+            return IterativePosterior(self, model, nystrom, none, whole, self._patience)
+        samples = continued(
+            known.samples, total, nystrom, basis, new, whole, generator, _CONTINUED, self.max_iterations
+        )
+        count = min(_FIRST, self.samples)
+        samples = replace(
+            samples, log_dets=log_dets(whole, nystrom, count, generator, _LOG_DET, 2 * self.max_iterations)
+        )
+        found = IterativePosterior(self, model, nystrom, samples, whole, self._patience)
+        error = found.looked_at()
+        if error > _MISSED * self.tolerance and found.num_samples < self.samples:
+            return self.infer(model)
+        check_rounding(found, 1 + total.largest)
+        whole.add(new)
+        found.facts = self._report(found, nystrom.root.shape[1], error, perf_counter() - begin)
         return found
 
     def rough(self, model: LinearModel, known: Decomposition | None = None) -> IterativePosterior:
@@ -126,11 +172,11 @@ class Iterative(Inference):
         """The most iterations for the mean, which is solved more accurately than samples."""
         return _PATIENCE * self.max_iterations
 
-    def _report(self, found: IterativePosterior, basis: Basis, error: float, seconds: float) -> Report:
+    def _report(self, found: IterativePosterior, rank: int, error: float, seconds: float) -> Report:
         samples, curvature = found.samples, found.curvature
         log_det, log_det_error = found.nystrom.log_det, samples.log_det()
         return Report(
-            rank=basis.rank,
+            rank=rank,
             samples=found.num_samples,
             iterations=samples.iterations,
             residual=samples.residual,
@@ -161,9 +207,10 @@ class Iterative(Inference):
         start[:, 0] = found["pulled"].to(start)
         return Basis.of(curvature.matmul, start, self.rank, width - 1, curvature.remembered), found["squares"].item()
 
-    def _curvature(self, model: LinearModel, samples: int | None = None) -> Curvature:
+    def _curvature(self, model: LinearModel, samples: int | None = None, more: int = 0) -> Curvature:
+        """Products with ΦᵀΦ of a model, with the memory for `more` columns besides those of an inference."""
         anchor, features = model.expansion.anchor, model.expansion.features
-        needed = self.bytes(len(anchor), anchor.element_size(), samples)
+        needed = self.bytes(len(anchor), anchor.element_size(), samples) + more * anchor.nbytes
         require(
             needed,
             features.budget(),

@@ -43,6 +43,11 @@ class Curvature:
         """P."""
         return self.sites.shape[1]
 
+    @property
+    def num_sites(self) -> int:
+        """M, of all processes."""
+        return self._num_sites
+
     def matmul(self, vectors: Float[Tensor, "P s"]) -> Float[Tensor, "P s"]:
         """ΦᵀΦ v."""
         self._count(vectors)
@@ -85,6 +90,12 @@ class Curvature:
         passes, columns = found.pop(_COUNTS).tolist()
         self.passes, self.columns = before[0] + passes, before[1] + columns
         return found
+
+    def add(self, part: Curvature) -> None:
+        """Count the passes over a part of the data, as the share of the sites that it has."""
+        share = part.num_sites / self.num_sites
+        self.passes += round(share * part.passes)
+        self.columns += round(share * part.columns)
 
     def _count(self, vectors: Tensor) -> None:
         self.passes += 1

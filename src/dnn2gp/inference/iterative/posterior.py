@@ -203,8 +203,11 @@ class IterativePosterior(Posterior):
         return (self.mean.double()[:, None] + moves).T.to(self.mean.dtype)
 
     def conditioned(self, expansion: Expansion) -> Posterior:
-        joined = self.model.expansion.joined(expansion)
-        return self.method.infer(LinearModel(joined, self.model.prior, self.model.of_step, self.model.centre))
+        """Continues the samples, unless so much is new that it is faster to start again."""
+        return self.method.infer_more(self, expansion)
+
+    def rough_given(self, expansion: Expansion) -> Posterior:
+        return self.method.infer_more(self, expansion, rough=True)
 
     @property
     def bytes(self) -> int:

@@ -51,6 +51,13 @@ class Nystrom:
             raise NotPositiveDefiniteError(f"I − Z Zᵀ has the eigenvalue {1 - values[-1].item():.3g}.")
         return Nystrom(root, -torch.log1p(-values).sum().item(), values.sum().item())
 
+    def eigenpairs(self) -> tuple[Float[Tensor, " k"], Float[Tensor, "P k"]]:
+        """λ in float64 and orthonormal columns E with Ĝ = E diag(λ) Eᵀ, from ZᵀZ, whose eigenvalues are λ / (1 + λ)."""
+        values, vectors = torch.linalg.eigh(self.root.double().T @ self.root.double())
+        kept = values > torch.finfo(self.root.dtype).eps ** (2 / 3)  # others have no accurate vector, and no effect
+        values, vectors = values[kept], vectors[:, kept] / values[kept].sqrt()
+        return values / (1 - values), self.root @ vectors.to(self.root.dtype)
+
     def solve(self, vectors: Float[Tensor, "P s"]) -> Float[Tensor, "P s"]:
         """Â⁻¹ v."""
         return torch.addmm(vectors, self.root, self.root.T @ vectors, alpha=-1)
@@ -65,8 +72,8 @@ class Samples:
     """θ."""
     differences: Float[Tensor, "P S"]
     """η."""
-    log_dets: Float[Tensor, " S"]
-    """An unbiased estimate of log |Â^{−½} A Â^{−½}| from each sample."""
+    log_dets: Float[Tensor, " n"]
+    """Unbiased estimates of log |Â^{−½} A Â^{−½}|: one from each sample, or fewer if these were continued."""
     residual: float
     """The largest residual that conjugate gradients left, relative to the right-hand side."""
     iterations: int
