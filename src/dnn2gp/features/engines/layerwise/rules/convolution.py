@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from dnn2gp.features.blocks import Arrangement, Block, Outer, Rows
+from dnn2gp.features.blocks.products import each_product
 from dnn2gp.features.blocks.rows import CACHED
 from dnn2gp.features.engines.layerwise.places import BatchAxis, FlatWeights
 from dnn2gp.features.engines.layerwise.rules.base import Use, argument, rule
@@ -152,7 +153,7 @@ class SummedConvolutionUse(_PatchUse):
     def condensed(self, gradients: Float[Tensor, "R B O *space"]) -> Float[Tensor, "R B O i"]:
         """Σ_l g_l patch_lᵀ, for all cotangents of an example in one product."""
         G = gradients.flatten(3).transpose(0, 1)
-        return (G.flatten(1, 2) @ self.patches.mT).unflatten(1, G.shape[1:3]).transpose(0, 1)
+        return each_product(G.flatten(1, 2), self.patches).unflatten(1, G.shape[1:3]).transpose(0, 1)
 
     def block(self, gradients: Float[Tensor, "R B O i"], examples: BatchAxis, num_examples: int) -> Rows:
         return _summed_rows(gradients, self.parts, examples, num_examples)
