@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features.blocks.base import Arrangement, Block, Piece
+from dnn2gp.features.blocks.products import each_product
 from dnn2gp.features.blocks.rows import CACHED, Rows, add_squares
 from dnn2gp.support.memory import chunks
 
@@ -159,7 +160,7 @@ class Outer(Piece):
         ones, total = self.A.new_ones(count * R), self.A.new_zeros(o * i)
         graph = self.A.requires_grad or self.G.requires_grad
         for A, G in zip(self.A.split(count), self.G.split(count), strict=True):
-            few = torch.bmm(G.flatten(1, 2), A.mT, out=None if graph else rows[: len(A)]).view(-1, o * i)
+            few = each_product(G.flatten(1, 2), A, out=None if graph else rows[: len(A)]).view(-1, o * i)
             if sums is not None:
                 sums.addmv_(few.T, ones[: len(few)])
             add_squares(few, buffer.view(-1, o * i)[: len(few)], ones[: len(few)], total)
@@ -182,7 +183,7 @@ class Outer(Piece):
         count = min(n, max(1, CACHED // (R * o * i)))
         rows, result = self.A.new_empty(count, R * o, i), self.A.new_empty(n, R, R)
         for part in chunks(n, count):
-            few = torch.bmm(self.G[part].flatten(1, 2), self.A[part].mT, out=rows[: part.stop - part.start])
+            few = each_product(self.G[part].flatten(1, 2), self.A[part], out=rows[: part.stop - part.start])
             white = few.view(-1, R, o * i).mul_(roots)
             result[part] = white @ white.mT
         return result
@@ -224,7 +225,7 @@ class Outer(Piece):
         for part in chunks(o, size):
             few = self.G[:, :, part].flatten(1, 2)
             rows = memory[: len(few) * few.shape[1] * i].view(len(few), -1, i)
-            torch.bmm(few, self.A.mT, out=rows)
+            each_product(few, self.A, out=rows)
             del few
             yield Rows(rows.view(len(rows), R, -1), (), self.scale)
 
@@ -268,4 +269,4 @@ def _products(A: Float[Tensor, "n i L"], G: Float[Tensor, "n R o L"]) -> Float[T
     """G_r Aᵀ, with the rows of an example stacked in one product, so that A is not repeated."""
     if A.shape[2] == 1:
         return G * A.mT.unsqueeze(1)
-    return (G.flatten(1, 2) @ A.mT).unflatten(1, G.shape[1:3])
+    return each_product(G.flatten(1, 2), A).unflatten(1, G.shape[1:3])

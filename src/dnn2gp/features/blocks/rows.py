@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.features.blocks.base import Arrangement, Block, Piece
+from dnn2gp.features.blocks.products import add_product
 
 
 @final
@@ -76,12 +77,12 @@ class Rows(Piece):
         """J J'ᵀ: one matrix product."""
         left, right, scale = self._matched(other)
         flat = total.view(self.num_examples * self.num_rows, -1)
-        flat.addmm_(left.flatten(0, 1), right.flatten(0, 1).T, alpha=scale)
+        add_product(flat, left.flatten(0, 1), right.flatten(0, 1), scale)
 
     def add_trace(self, other: Piece, total: Float[Tensor, "n m"]) -> None:
         """The rows of an example as one long vector: one matrix product."""
         left, right, scale = self._matched(other)
-        total.addmm_(left.flatten(1), right.flatten(1).T, alpha=scale)
+        add_product(total, left.flatten(1), right.flatten(1), scale)
 
     def add_diagonal(self, other: Piece, total: Float[Tensor, "n m R"]) -> None:
         """One matrix product per row."""
