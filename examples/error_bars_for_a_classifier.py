@@ -31,6 +31,7 @@ from dnn2gp.inference.metrics import accuracy, ece, nll
 from dnn2gp.plots import style
 
 DECAY = 1e-3
+_SAME, _NOISE = "#7a7a7a", 0.005
 
 
 def main() -> None:
@@ -93,15 +94,22 @@ def draw(values: dict[str, tuple[float, float]]) -> Figure:
     axes = figure.subplots()
     heights = [value for _, value in values.values()]
     limit = heights[0]
-    colours = ["#7a7a7a" if own == limit else style.RIGHT if own <= limit else style.WRONG for own in heights]
+    colours = [_SAME if abs(own - limit) < _NOISE else style.RIGHT if own < limit else style.WRONG for own in heights]
     axes.barh(range(len(values)), heights, color=colours)
+    axes.axvline(limit, color="black", linewidth=0.8, linestyle=":", zorder=1)
     for row, (share, value) in enumerate(values.values()):
-        axes.text(value, row, f" {value:.3f}, accuracy {share:.1%}", va="center", fontsize=style.TICK)
-    axes.axvline(limit, color="black", linewidth=0.8, linestyle=":")
+        words = f"{value:.3f}, accuracy {share:.1%}"
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        axes.text(value + 0.02 * max(heights), row, words, va="center", fontsize=style.TICK, bbox=box)
     axes.set_yticks(range(len(values)), [name.strip(" .,") for name in values])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.35 * max(heights))
-    style.describe(axes, "Blue: better than the network. Red: worse.", "NLL on test images (nats)", "")
+    style.describe(
+        axes,
+        f"Blue: better than the network. Red: worse. Grey: within {_NOISE} of it.",
+        "NLL on test images (nats)",
+        "",
+    )
     return figure
 
 
