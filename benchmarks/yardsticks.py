@@ -33,6 +33,7 @@ from dnn2gp.paper.datasets import load_images
 from dnn2gp.support.files import write_text
 
 _ROOT = Path(__file__).parents[1]
+RESULTS = _ROOT / "benchmarks" / "results" / "yardsticks.json"
 _BEGIN, _END = "<!-- yardsticks: begin -->", "<!-- yardsticks: end -->"
 SETS = {"MNIST": ("mnist", "fashion_mnist"), "Fashion-MNIST": ("fashion_mnist", "mnist")}
 PUBLISHED: dict[str, list[tuple[str, str, str, str, str]]] = {
@@ -87,7 +88,7 @@ def evidence_delta(network: nn.Module, x: Tensor, y: Tensor) -> float:
 def measured(name: str, seed: int, count: int, epochs: int) -> dict:
     """One row of the results."""
     own, other = (load_images(each) for each in SETS[name])
-    x, y = _pixels(own.train_images[:count]), own.train_labels[:count].long()
+    x, y = pixels(own.train_images[:count]), own.train_labels[:count].long()
     begin = process_time()
     first = trained(x, y, FIRST_DELTA, max(1, epochs // 3), seed)
     after_first = process_time()
@@ -100,7 +101,7 @@ def measured(name: str, seed: int, count: int, epochs: int) -> dict:
         gp = convert(network, (x, y), LIKELIHOOD, delta, inference=Iterative(), memory_budget=_BUDGET)
     seconds = process_time() - after_training
     report = gp.inference.report()  # pyright: ignore[reportAttributeAccessIssue]
-    inside, outside = _pixels(own.test_images), _pixels(other.test_images)
+    inside, outside = pixels(own.test_images), pixels(other.test_images)
     labels = own.test_labels.long()
     with torch.no_grad():
         plain, foreign = network(inside).softmax(1), network(outside).softmax(1)
@@ -118,12 +119,12 @@ def measured(name: str, seed: int, count: int, epochs: int) -> dict:
             "posterior": seconds,
         },
         "report": str(report),
-        "network": {**_quality(plain, labels), "auroc": _auroc(_entropy(plain), _entropy(foreign))},
+        "network": {**quality(plain, labels), "auroc": auroc(entropy(plain), entropy(foreign))},
         "GP": {
-            **_quality(found[0]["probabilities"], labels),
-            "auroc": _auroc(_entropy(found[0]["probabilities"]), _entropy(found[1]["probabilities"])),
-            "auroc, scored entropy": _auroc(found[0]["entropy"], found[1]["entropy"]),
-            "auroc, outlier score": _auroc(found[0]["score"], found[1]["score"]),
+            **quality(found[0]["probabilities"], labels),
+            "auroc": auroc(entropy(found[0]["probabilities"]), entropy(found[1]["probabilities"])),
+            "auroc, scored entropy": auroc(found[0]["entropy"], found[1]["entropy"]),
+            "auroc, outlier score": auroc(found[0]["score"], found[1]["score"]),
         },
     }
 
@@ -138,7 +139,8 @@ def _answers(gp: GaussianProcess, images: Tensor) -> dict[str, Tensor]:
     return {name: torch.cat([part[place] for part in parts]) for place, name in enumerate(names)}
 
 
-def _quality(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
+def quality(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
+    """Accuracy, NLL and ECE."""
     return {
         "accuracy": accuracy(probabilities, labels),
         "nll": nll(probabilities, labels),
@@ -146,15 +148,17 @@ def _quality(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     }
 
 
-def _pixels(images: Tensor) -> Tensor:
+def pixels(images: Tensor) -> Tensor:
+    """As one channel."""
     return images.float().reshape(-1, 1, 28, 28)
 
 
-def _entropy(probabilities: Tensor) -> Tensor:
+def entropy(probabilities: Tensor) -> Tensor:
+    """H(p) in nats."""
     return torch.special.entr(probabilities.double()).sum(1)
 
 
-def _auroc(inside: Tensor, outside: Tensor) -> float:
+def auroc(inside: Tensor, outside: Tensor) -> float:
     """The probability that an image of the other set has the larger score."""
     labels = np.repeat([0, 1], [len(inside), len(outside)])
     return float(roc_auc_score(labels, torch.cat([inside, outside]).double().numpy()))
@@ -173,6 +177,11 @@ def page(rows: dict[str, dict]) -> str:
                 f"| {name} | **its GP** | {own['nll']:.4f} | {own['ece']:.3f} | {own['auroc']:.3f}; `outlier_score` "
                 f"{own['auroc, outlier score']:.3f} | {row['seconds']['posterior']:.0f} |",
             ]
+            for peer, other in row.get("peers", {}).items():
+                lines.append(
+                    f"| {name} | {peer}, on our network | {other['nll']:.4f} | {other['ece']:.3f} | "
+                    f"{other['auroc']:.3f} | {other['seconds']:.0f} |"
+                )
     return "\n".join(lines)
 
 
@@ -210,7 +219,7 @@ def _parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--examples", type=int, default=60_000)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--out", type=Path, default=_ROOT / "benchmarks" / "results" / "yardsticks.json")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, help="the page whose table is replaced, e.g. docs/speed.md")
     return parser.parse_args(arguments)
 
