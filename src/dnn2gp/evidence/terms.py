@@ -82,6 +82,10 @@ class EvidenceGradient:
     prior_precision: Float[Tensor, " P"]
     sigma: Tensor | None
     layout: Layout
+    log_precision: float
+    """∂ log evidence / ∂ log c for a prior precision c δ: Σ_p δ_p ∂/∂δ_p, but with a stated `error`."""
+    error: float
+    """The error of `log_precision`; 0 if inference is exact."""
 
     def scalar(self) -> Float[Tensor, ""]:
         """With respect to one δ shared by all weights."""
@@ -113,6 +117,7 @@ def evidence_gradient(posterior: Posterior, likelihood: Likelihood, layout: Layo
     """Gradients of `Evidence.value`, at fixed weights and features.
 
     ∂/∂δ_p = ½ [ 1/δ_p − Σ̃_pp − (u_p − m_p)² ], u = μ for a Gaussian likelihood, else the anchor w;
+    ∂/∂log c = ½ [ d_eff − (u − m)ᵀV⁻¹(u − m) ] for c δ, d_eff = tr (I − V⁻¹Σ̃);
     ∂/∂λ   = ½ [ 1/λ − (ỹ − Jμ)² − (J Σ̃ Jᵀ) ] for each datum and output, λ = σ⁻².
     """
     prior = posterior.model.prior
@@ -123,9 +128,11 @@ def evidence_gradient(posterior: Posterior, likelihood: Likelihood, layout: Layo
         )
     quadratic = posterior.model.expansion.quadratic
     mean = posterior.model.expansion.anchor.double() - (posterior.step if quadratic else 0.0)
-    spread = posterior.weight_variances() + (mean - prior.mean.double()).square()
-    gradient = 0.5 * (prior.precision.values.double().reciprocal() - spread)
-    return EvidenceGradient(gradient, _sigma_gradient(posterior, likelihood), layout)
+    squares, precision = (mean - prior.mean.double()).square(), prior.precision.values.double()
+    gradient = 0.5 * (precision.reciprocal() - posterior.weight_variances() - squares)
+    count, error = posterior.effective_dimension()
+    slope = 0.5 * (count - (precision * squares).sum().item())
+    return EvidenceGradient(gradient, _sigma_gradient(posterior, likelihood), layout, slope, 0.5 * error)
 
 
 def _sigma_gradient(posterior: Posterior, likelihood: Likelihood) -> Tensor | None:

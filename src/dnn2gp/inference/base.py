@@ -190,6 +190,14 @@ class Posterior(ABC):
     def log_det_ratio(self) -> Float[Tensor, ""]:
         """log |Σ̃⁻¹| − log |V⁻¹| = log |I + SᵀKS|."""
 
+    def effective_dimension(self) -> tuple[float, float]:
+        """d_eff = tr (I − V⁻¹Σ̃), the number of weights that the data determine, and its error: zero if exact.
+
+        The prior precision V⁻¹ is diagonal.
+        """
+        shares = self.model.prior.precision.diagonal().double() * self.weight_variances()
+        return (1 - shares).sum().item(), 0.0
+
     @abstractmethod
     def weight_variances(self) -> Float[Tensor, " P"]:
         """diag(Σ̃), in float64."""

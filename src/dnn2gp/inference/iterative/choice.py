@@ -145,9 +145,8 @@ class Iterative(Inference):
             known.samples, total, nystrom, basis, new, whole, generator, _CONTINUED, self.max_iterations
         )
         count = min(_FIRST, self.samples)
-        samples = replace(
-            samples, log_dets=log_dets(whole, nystrom, count, generator, _LOG_DET, 2 * self.max_iterations)
-        )
+        estimates, bias = log_dets(whole, nystrom, count, generator, _LOG_DET, 2 * self.max_iterations)
+        samples = replace(samples, log_dets=estimates, truncation=bias)
         found = IterativePosterior(self, model, nystrom, samples, whole, self._patience)
         error = found.looked_at()
         if error > _MISSED * self.tolerance and found.num_samples < self.samples:
@@ -175,12 +174,14 @@ class Iterative(Inference):
     def _report(self, found: IterativePosterior, rank: int, error: float, seconds: float) -> Report:
         samples, curvature = found.samples, found.curvature
         log_det, log_det_error = found.nystrom.log_det, samples.log_det()
+        effective, effective_error = samples.effective()
         return Report(
             rank=rank,
             samples=found.num_samples,
             iterations=samples.iterations,
             residual=samples.residual,
-            effective_dimension=found.nystrom.effective + samples.differences.square().sum().item() / found.num_samples,
+            effective_dimension=found.nystrom.effective + effective,
+            effective_dimension_error=effective_error,
             log_det=log_det + log_det_error[0],
             log_det_error=log_det_error[1],
             covariance_error=error,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dnn2gp.inference.iterative.basis import Basis, next_block, orthogonalise
 from dnn2gp.inference.iterative.curvature import Curvature
-from dnn2gp.inference.iterative.samples import Nystrom, Samples, log_det_estimates
+from dnn2gp.inference.iterative.samples import EARLY, Nystrom, Samples, log_det_estimates
 from dnn2gp.inference.iterative.solve import Solution, solve
 
 
@@ -107,17 +107,21 @@ def continued(
     squares = (left * nystrom.solve(left)).sum(0).double().max().clamp(min=torch.finfo(torch.float64).tiny).item()
     directions = min(new.num_sites, new.num_weights)
     share = min(1.0, (directions / squares) ** 0.5)
-    moved = solve(whole.shifted, left, nystrom.solve, accuracy * share, max_iterations, "samples given more data")
+    accuracy *= share
+    words, early = "samples given more data", EARLY * accuracy
+    moved = solve(whole.shifted, left, nystrom.solve, accuracy, max_iterations, words, early)
     own = samples.own + moved.solution
-    step = (moved.residuals.double().square() * moved.squares).max().item() / new.num_weights
-    residual = (samples.residual**2 + step) ** 0.5
-    return Samples(own, guess - own, samples.log_dets[:0], residual, int(moved.iterations.max()))
+    steps = moved.residuals.double().square() * moved.squares
+    residual = (samples.residual**2 + steps.max().item() / new.num_weights) ** 0.5
+    bias = samples.continued + moved.truncation(lambda values: 1 - 1 / values).mean().item()
+    iterations = int(moved.iterations.max())
+    return Samples(own, guess - own, samples.log_dets[:0], residual, iterations, continued=bias)
 
 
 def log_dets(
     whole: Curvature, nystrom: Nystrom, count: int, generator: torch.Generator, accuracy: float, max_iterations: int
-) -> Float[Tensor, " n"]:
-    """Unbiased estimates of log |Â₊^{−½} A₊ Â₊^{−½}|, from new right-hand sides b ~ N(0, A₊)."""
+) -> tuple[Float[Tensor, " n"], float]:
+    """Estimates of log |Â₊^{−½} A₊ Â₊^{−½}| from new right-hand sides b ~ N(0, A₊), and their bias."""
     right = whole.random((whole.num_weights, count), generator)
     right += whole.pull(whole.random_sites(count, generator))
     found: Solution = solve(whole.shifted, right, nystrom.solve, accuracy, max_iterations, "log-determinant")

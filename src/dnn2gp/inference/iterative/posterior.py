@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 from typing import final
 
@@ -78,6 +79,7 @@ class IterativePosterior(Posterior):
         """From `state`."""
         facts = Report.restored(state["report"])
         samples = Samples(state["samples"], state["differences"], state["log_dets"], facts.residual, facts.iterations)
+        samples = replace(samples, truncation=facts.log_det_error, continued=facts.effective_dimension_error)
         nystrom, curvature = Nystrom.restored(state["root"]), Curvature(model, columns=1)
         found = IterativePosterior(method, model, nystrom, samples, curvature, max_iterations)
         found.facts = facts
@@ -180,6 +182,10 @@ class IterativePosterior(Posterior):
     @property
     def log_det_error(self) -> float:
         return self.report().log_det_error
+
+    def effective_dimension(self) -> tuple[float, float]:
+        """By the basis and the mean of ‖η‖²."""
+        return self.report().effective_dimension, self.report().effective_dimension_error
 
     def weight_variances(self) -> Float[Tensor, " P"]:
         """Each weight on its own by the coupled samples."""

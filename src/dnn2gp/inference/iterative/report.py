@@ -26,10 +26,12 @@ class Report:
     """The largest relative residual that they left."""
     effective_dimension: float
     """d_eff = tr G (I + G)⁻¹, the number of weights that the data determine."""
+    effective_dimension_error: float
+    """Its error, the bias by the residual included."""
     log_det: float
     """log |I + G|."""
     log_det_error: float
-    """Its standard error."""
+    """Its error, the bias by the residual included."""
     covariance_error: float
     """The median relative standard deviation of the predictive variances of some training inputs."""
     tolerance: float
@@ -51,9 +53,10 @@ class Report:
     def __str__(self) -> str:
         """A few lines."""
         accuracy = "within" if self.reached else "above"
+        effective = f"{self.effective_dimension:.0f} ± {self.effective_dimension_error:.2g}"
         return (
             f"rank {self.rank}, {self.samples} samples by {self.iterations} iterations (relative residual "
-            f"{self.residual:.2g}), effective dimension {self.effective_dimension:.0f}\n"
+            f"{self.residual:.2g}), effective dimension {effective}\n"
             f"predictive variances ± {self.covariance_error:.1%} (relative standard deviation, {accuracy} the "
             f"tolerance of {self.tolerance:.1%}); log-determinant {self.log_det:.1f} ± {self.log_det_error:.2g}\n"
             f"{self.passes} passes over the data with {self.columns} columns in all, {self.seconds:.1f} s, "

@@ -13,6 +13,11 @@ from torch import Tensor
 from dnn2gp.inference.iterative.basis import Product
 from dnn2gp.support.progress import bar
 
+# The slowest decrease of the squared residual from which further iterations are extrapolated.
+_SLOWEST = 0.9
+# Steps that are too few for that.
+_FEW = 3
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -33,12 +38,35 @@ class Solution:
     """The diagonal of the tridiagonal matrix of each column, followed by ones."""
     beside: Float[Tensor, "s i"]
     """The entries next to it, followed by zeros."""
+    decrease: Float[Tensor, " s"]
+    """By which factor the last iteration reduced the square of the residual."""
 
     def quadrature(self, function: Callable[[Tensor], Tensor]) -> Float[Tensor, " s"]:
         """bᵀM^{−½} f(H) M^{−½}b of each column."""
-        matrix = torch.diag_embed(self.diagonals)
-        if self.diagonals.shape[1] > 1:
-            edge = self.beside[:, :-1]
+        return self._quadrature(function, self.diagonals, self.beside)
+
+    def truncation(self, function: Callable[[Tensor], Tensor]) -> Float[Tensor, " s"]:
+        """What further iterations would add to `quadrature`, if they go on as the last one did; f(1) = 0.
+
+        Errors of Gauss quadrature decrease like the square of the residual, by a factor q in the last iteration: with a
+        last change of d, the others sum up to d (q + q² + …) = d q / (1 − q).
+        """
+        place = torch.arange(self.diagonals.shape[1], device=self.iterations.device)
+        last = self.iterations[:, None] - 1
+        before = self._quadrature(
+            function,
+            torch.where(place == last, 1.0, self.diagonals),
+            torch.where(place >= last - 1, 0.0, self.beside),
+        )
+        change, factor = (self.quadrature(function) - before).abs(), self.decrease.clamp(max=_SLOWEST)
+        return change * factor / (1 - factor)
+
+    def _quadrature(
+        self, function: Callable[[Tensor], Tensor], diagonals: Float[Tensor, "s i"], beside: Float[Tensor, "s i"]
+    ) -> Float[Tensor, " s"]:
+        matrix = torch.diag_embed(diagonals)
+        if diagonals.shape[1] > 1:
+            edge = beside[:, :-1]
             matrix = matrix + torch.diag_embed(edge, 1) + torch.diag_embed(edge, -1)
         values, vectors = torch.linalg.eigh(matrix)
         return self.squares * (vectors[:, 0].square() * function(values)).sum(1)
@@ -51,8 +79,12 @@ def solve(
     accuracy: float,
     max_iterations: int,
     words: str = "linear systems",
+    early: float | None = None,
 ) -> Solution:
-    """Reduce the residual of each column by the factor `accuracy`, with at most `max_iterations` steps."""
+    """Reduce the residual of each column by the factor `accuracy`, with at most `max_iterations` steps.
+
+    `early` is the factor for columns that take only two or three steps, from which `truncation` cannot extrapolate.
+    """
     solution, residual = torch.zeros_like(right), right.clone()
     solved = precondition(residual)
     squares = _dots(residual, solved)
@@ -60,11 +92,11 @@ def solve(
     count = right.shape[1]
     active = torch.arange(count, device=right.device)
     iterations = torch.zeros(count, dtype=torch.int64, device=right.device)
-    lengths, ratios = [], []
+    lengths, ratios, decrease = [], [], torch.zeros_like(squares)
     relative = torch.where(squares > 0, 1.0, 0.0).to(torch.float64)
     with bar(words, max_iterations) as advance:
-        for _ in range(max_iterations):
-            going = relative[active] > accuracy
+        for step in range(max_iterations):
+            going = relative[active] > (accuracy if early is None or step > _FEW else early)
             if not bool(going.any()):
                 break
             if not bool(going.all()):
@@ -83,11 +115,13 @@ def solve(
             ratio = after / sizes
             lengths.append(_scattered(length, active, count, 1.0))
             ratios.append(_scattered(ratio, active, count, 0.0))
+            decrease[active] = ratio
             direction, sizes = solved + direction * ratio.to(direction.dtype), after
             relative[active] = (after / squares[active]).sqrt()
             iterations[active] += 1
             advance(f"residual {relative.max().item():.2g}")
-    return Solution(solution, relative, iterations, squares, *_tridiagonal(lengths, ratios, iterations, squares))
+    matrices = _tridiagonal(lengths, ratios, iterations, squares)
+    return Solution(solution, relative, iterations, squares, *matrices, decrease)
 
 
 def _tridiagonal(
