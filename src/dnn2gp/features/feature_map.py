@@ -30,7 +30,7 @@ from dnn2gp.features.weight_gram import WeightGram
 from dnn2gp.features.whitener import Unit, Whitener
 from dnn2gp.network.inputs import Inputs, check_inputs, in_parts, num_examples
 from dnn2gp.support.errors import InputError
-from dnn2gp.support.memory import chunks
+from dnn2gp.support.memory import even_chunks
 from dnn2gp.support.processes import ALONE, Team
 
 Map = TypeVar("Map", bound="FeatureMap")
@@ -150,7 +150,7 @@ class FeatureMap(Kernels):
         """
         sums, squares = torch.zeros(2, self.num_weights, dtype=torch.float64, device=self.anchor.device)
         size = self.chunk(inputs, 1, _MOMENTS, fixed=2 * sums.nbytes)
-        for part, some in in_parts(inputs, list(chunks(num_examples(inputs), size))):
+        for part, some in in_parts(inputs, list(even_chunks(num_examples(inputs), size))):
 
             def columns(outputs: Float[Tensor, "m Q"], part: slice = part) -> Float[Tensor, "m Q 1"]:
                 own = cotangents(outputs[: part.stop - part.start], part)  # a single example may be computed twice

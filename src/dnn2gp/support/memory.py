@@ -123,3 +123,8 @@ def chunks(num_examples: int, size: int) -> Iterator[slice]:
     """Consecutive slices of at most `size` that cover 0 … N−1."""
     for start in range(0, num_examples, size):
         yield slice(start, min(start + size, num_examples))
+
+
+def even_chunks(num_examples: int, size: int) -> Iterator[slice]:
+    """As few consecutive slices of at most `size` as cover 0 … N−1, of nearly equal length."""
+    return chunks(num_examples, -(-num_examples // max(1, -(-num_examples // size))))

@@ -72,12 +72,13 @@ def onednn_is_faster(_num_threads: int) -> bool:
             return False
     except RuntimeError:
         return False
-    seconds = [[_seconds(way) for way in ways] for _ in range(_TIMES)]
-    blas, onednn = (min(own) for own in zip(*seconds, strict=True))
+    times = [[seconds(way) for way in ways] for _ in range(_TIMES)]
+    blas, onednn = (min(own) for own in zip(*times, strict=True))
     return onednn * _CLEARLY < blas
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds(work: Callable[[], object]) -> float:
+    """How long the work takes."""
     start = perf_counter()
     work()
     return perf_counter() - start

@@ -28,7 +28,7 @@ from dnn2gp.network.inputs import (
     take,
 )
 from dnn2gp.support.allocator import give_back, sparing
-from dnn2gp.support.memory import SMALL, chunks, default_budget, held, require, room
+from dnn2gp.support.memory import SMALL, default_budget, even_chunks, held, require, room
 from dnn2gp.support.progress import track
 
 # The largest number of examples in a chunk.
@@ -167,7 +167,7 @@ class Chunked(ABC):
     ) -> Iterator[tuple[slice, Factors]]:
         given = isinstance(cotangents, Tensor)
         size = self.chunk(inputs, cotangents.shape[2] if given else None, work, fixed=fixed, extra=extra)
-        parts = list(chunks(num_examples(inputs), size))
+        parts = list(even_chunks(num_examples(inputs), size))
         for part, some in sparing(track(in_parts(inputs, parts), work.name, len(parts)), self.budget()):
             own = cotangents[part] if given else cotangents
             factors = self.factors(some, own, apart=work.apart)

@@ -39,6 +39,10 @@ class BlockSize:
         """The smallest number of entries of the block in any form."""
         return min(rows * self.p, self.a + rows * self.g)
 
+    def shared(self, rows: int) -> int:
+        """The entries that all rows share: none if the sums over positions take less memory, and are formed at once."""
+        return 0 if self.positions > 1 and rows * self.p <= self.a + rows * self.g else self.a
+
     def operations(self, rows: int) -> float:
         """Operations that bring the factors into the form in which they are kept (see `Outer.compact`)."""
         return 2.0 * rows * self.p * self.positions if self._explicit(rows) else 0.0

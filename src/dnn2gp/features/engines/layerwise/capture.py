@@ -196,10 +196,15 @@ class _Stack:
         self.parts: list[Tensor] = []
         self.values: Tensor | None = None
         self.filled = 0
+        self.found: Tensor | None = None
+        self.num_found = 0
 
     def add(self, gradient: Tensor) -> None:
         if self.create_graph or gradient.ndim == 0:
             self.parts.append(self.use.condensed(gradient.unsqueeze(0)))
+            return
+        if self.size == 1:
+            self._keep(self.use.condensed(gradient.unsqueeze(0)))  # of the gradient itself, without a copy
             return
         if self.values is None:
             axis = self.use.cotangent_axis % (gradient.ndim + 1)
@@ -211,17 +216,27 @@ class _Stack:
             self._condense()
 
     def result(self) -> Tensor | None:
-        if self.values is None and not self.parts:
-            return None
         if self.filled:
             self._condense()
         self.values = None
+        if self.found is not None or not self.parts:
+            return self.found
         return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
 
     def _condense(self) -> None:
         assert self.values is not None
-        self.parts.append(self.use.condensed(self.values[: self.filled]))
+        self._keep(self.use.condensed(self.values[: self.filled]))
         self.filled = 0
+
+    def _keep(self, found: Float[Tensor, "r ..."]) -> None:
+        """Put what is needed of r cotangents next to the others; the axis of the examples is first in memory."""
+        if len(found) == self.count:
+            self.found = found
+            return
+        if self.found is None:
+            self.found = found.new_empty(found.shape[1], self.count, *found.shape[2:]).transpose(0, 1)
+        self.found[self.num_found : self.num_found + len(found)] = found
+        self.num_found += len(found)
 
 
 def _readers(node: Node) -> dict[Node, list[Node]]:

@@ -133,13 +133,14 @@ class LayerwiseFeatures(NetworkFeatures):
     def fast_chunk(self, inputs: Inputs, num_rows: int) -> int:
         """Bounded by the gradients of one activation for all rows, and by the patches of one convolution."""
         uses = self.uses(inputs)
-        patches = max((size.a for size in uses.sizes), default=0)
+        patches = max((size.shared(num_rows) for size in uses.sizes), default=0)
         numbers = max(1, num_rows * uses.largest, patches)
         return min(super().fast_chunk(inputs, num_rows), max(_FEW, _NUMBERS // numbers))
 
     def streamed_chunk(self, inputs: Inputs, num_rows: int) -> int:
-        """Bounded by the inputs of all layers, patches included."""
-        numbers = max(1, sum(size.a for size in self.uses(inputs).sizes))
+        """Bounded by the inputs of all layers, patches included, and by half of what the forward pass saves."""
+        uses = self.uses(inputs)
+        numbers = max(1, sum(size.shared(num_rows) for size in uses.sizes), uses.saved // 2)
         return min(self.fast_chunk(inputs, num_rows), max(_FEW, _NUMBERS // numbers))
 
     def pair_operations(self, inputs: Inputs, left_rows: int, right_rows: int, *, trace: bool = False) -> float:

@@ -8,62 +8,18 @@ from math import prod
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from dnn2gp.features.blocks import Arrangement, Block, Outer, Rows
-from dnn2gp.features.blocks.products import each_product
 from dnn2gp.features.blocks.rows import CACHED
 from dnn2gp.features.engines.layerwise.places import BatchAxis, FlatWeights
 from dnn2gp.features.engines.layerwise.rules.base import Use, argument, rule
+from dnn2gp.features.engines.layerwise.rules.convolution_rows import RowSizes, RowWay
 from dnn2gp.features.engines.layerwise.rules.elementwise import Broadcast
+from dnn2gp.features.engines.layerwise.rules.geometry import Geometry
 from dnn2gp.support.memory import chunks
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Kernel size, stride, padding (before, after) and dilation for each axis, and the groups of channels."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-    def patches(
-        self, x: Float[Tensor, "B C *space"], space: Sequence[int], *, bias: bool = False
-    ) -> Float[Tensor, "B g i L"]:
-        """The patches of x that meet the kernel at each of the L output positions, i = C/g · kernel entries.
-
-        With a bias they have one more entry, 1.
-        """
-        view, sizes = self._view(x, space), (prod(self.kernel), prod(space))
-        groups, size = self.groups, x.shape[1] // self.groups * sizes[0]
-        if not bias or x.requires_grad:
-            flat = view.reshape(len(x), groups, size, sizes[1])
-            return flat if not bias else torch.cat([flat, flat.new_ones(len(x), groups, 1, sizes[1])], 2)
-        result = x.new_empty(len(x), groups, size + 1, sizes[1])
-        result[:, :, -1] = 1
-        result[:, :, :-1].view(view.shape).copy_(view)
-        return result
-
-    def _view(self, x: Float[Tensor, "B C *space"], space: Sequence[int]) -> Tensor:
-        """The padded x seen as B × C × kernel × space, without a copy."""
-        flat = [size for pair in reversed(self.padding) for size in pair]
-        x = (F.pad(x, flat) if any(flat) else x).contiguous()
-        strides = x.stride()
-        steps = strides[2:]
-        return x.as_strided(
-            (*x.shape[:2], *self.kernel, *space),
-            (
-                *strides[:2],
-                *(d * s for d, s in zip(self.dilation, steps, strict=True)),
-                *(k * s for k, s in zip(self.stride, steps, strict=True)),
-            ),
-            x.storage_offset(),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +40,8 @@ class _PatchUse(Use):
         return self.x
 
 
-# Positions for each entry of a patch from which rows are formed for a few cotangents at a time: narrow matrix products
-# are slow, but so is keeping all of the gradients.
+# Positions for each entry of a patch from which rows are formed even if gradients at all positions take less memory.
 _MANY_POSITIONS = 8
-# Gradients that are kept for one product with the patches, in multiples of the patches themselves.
-_GRADIENTS_KEPT = 4
-
-
 # The fewest examples at a time.
 _FEW = 4
 # Operations that the choice of positions by a max-pooling must save for each patch that is copied.
@@ -115,17 +66,20 @@ class ConvolutionUse(_PatchUse):
         return replace(self, pooling=Pooling(indices, edge))
 
     def summed(self, num_rows: int) -> Use:
-        """The sums over positions, if there are many positions for a small patch."""
-        space, channels = self.output_shape[2:], self.x.shape[1]
-        if self.geometry.groups > 1 or _MANY_POSITIONS * channels * prod(self.geometry.kernel) > prod(space):
+        """The sums over positions, if they take less memory or if there are many positions for a small patch."""
+        space, channels, outputs = self.output_shape[2:], self.x.shape[1], self.output_shape[1]
+        size, positions = channels * prod(self.geometry.kernel), prod(space)
+        many = _MANY_POSITIONS * size <= positions
+        smaller = num_rows * outputs * size <= positions * (size + num_rows * outputs)
+        if self.geometry.groups > 1 or not (many or smaller):
             return self
-        if self.pooling is not None:
+        if many and self.pooling is not None:
             windows = self.pooling.indices[0, 0].numel()
-            if num_rows * (prod(space) - windows) > _WORTH_A_COPY * windows:
+            if num_rows * (positions - windows) > _WORTH_A_COPY * windows:
                 shape = tuple(self.pooling.indices.shape)
                 return PooledConvolutionUse(self.parts, shape, self.x, self.geometry, space, self.pooling)
-        patches = self.geometry.patches(self.x, space, bias=len(self.parts) == 2).squeeze(1)
-        return SummedConvolutionUse(self.parts, self.output_shape, self.x, self.geometry, patches)
+        sizes = RowSizes(self.geometry, tuple(self.x.shape[1:]), tuple(self.output_shape[1:]), num_rows)
+        return SummedConvolutionUse(self.parts, self.output_shape, self.x, self.geometry, sizes.way(self.x))
 
     def block(self, gradients: Float[Tensor, "R B O *space"], examples: BatchAxis, num_examples: int) -> Block:
         """A: n × i × L and G: n × R × o × L; rows if there are groups."""
@@ -143,17 +97,17 @@ class ConvolutionUse(_PatchUse):
 class SummedConvolutionUse(_PatchUse):
     """The rows Σ_l g_l patch_lᵀ of a few cotangents at a time, whose gradients g need not be kept afterwards."""
 
-    patches: Float[Tensor, "B i L"]
+    way: RowWay
 
     @property
     def at_once(self) -> int:
-        """As many as make their gradients a few times as large as the patches."""
-        return max(1, _GRADIENTS_KEPT * self.patches.numel() // prod(self.output_shape))
+        """As many as are fastest together."""
+        return self.way.at_once
 
     def condensed(self, gradients: Float[Tensor, "R B O *space"]) -> Float[Tensor, "R B O i"]:
-        """Σ_l g_l patch_lᵀ, for all cotangents of an example in one product."""
-        G = gradients.flatten(3).transpose(0, 1)
-        return each_product(G.flatten(1, 2), self.patches).unflatten(1, G.shape[1:3]).transpose(0, 1)
+        """Σ_l g_l patch_lᵀ."""
+        bias = len(self.parts) == 2
+        return self.way.rows(self.geometry, self.x, gradients.transpose(0, 1), bias=bias).transpose(0, 1)
 
     def block(self, gradients: Float[Tensor, "R B O i"], examples: BatchAxis, num_examples: int) -> Rows:
         return _summed_rows(gradients, self.parts, examples, num_examples)

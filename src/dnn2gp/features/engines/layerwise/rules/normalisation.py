@@ -36,6 +36,11 @@ class AffineUse(Use):
         """None: x̂ is not a tensor of the network."""
         return None
 
+    @property
+    def at_once(self) -> int | None:
+        """For channels, each cotangent on its own: nothing is gained by keeping their gradients."""
+        return 1 if self.channels else None
+
     def condensed(self, gradients: Float[Tensor, "R ..."]) -> Float[Tensor, "R ..."]:
         """For channels, the sums over positions already: R × B × (d for the weight, d for the bias)."""
         if not self.channels:
