@@ -257,7 +257,7 @@ class Outer(Piece):
 
 # The largest number of entries in the rows of a few output channels and the gradients they are computed from. Small
 # caches hold less, but matrix products are slow if their inner dimension is short.
-_BUFFER = 1 << 21
+_BUFFER = 1 << 22
 
 
 def channels_at_a_time(n: int, R: int, o: int, i: int, L: int) -> int:

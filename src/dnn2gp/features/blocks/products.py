@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 # The fewest multiplications of a product, and the smallest inner dimension, that are worth a call of oneDNN.
-_LARGE, _DEEP = 1 << 21, 32
+_LARGE, _DEEP = 3 << 19, 32
 # The most entries of a product that is added to a matrix: it stays in the cache, and plans need not count it.
 _PANEL = 1 << 18
 # How much faster oneDNN must be.

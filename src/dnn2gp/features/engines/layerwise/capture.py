@@ -62,7 +62,7 @@ class UseRecorder(TorchFunctionMode):
                 output = Rules.bodies[func](*args, **kwargs)
             if output is not NotImplemented:
                 return output
-        output = func(*args, **kwargs)
+        output = Rules.forms.get(func, func)(*args, **kwargs)
         return self._noted(func, args, kwargs, output, given)
 
     def changed(self) -> bool:
@@ -80,7 +80,7 @@ class UseRecorder(TorchFunctionMode):
             if before is not None:
                 return torch.relu(self._max_pooled(func, (before, *args[1:]), kwargs))
             return self._max_pooled(func, args, kwargs)
-        output = func(*args, **kwargs)
+        output = Rules.forms.get(func, func)(*args, **kwargs)
         if func in _RELU and len(args) == 1 and output is not args[0]:
             self._relu = (output, output._version, args[0], args[0]._version)
         return output

@@ -67,10 +67,12 @@ Rule = Callable[[FlatWeights, tuple[Any, ...], dict[str, Any], Tensor], "Use | t
 
 
 class Rules:
-    """The rules, one for each torch function, and the bodies of functions that are composed of simpler ones."""
+    """The rules, one for each torch function; the bodies of functions that are composed of simpler ones; and other
+    forms of functions, with the same results up to rounding, that are cheaper to differentiate."""
 
     rules: ClassVar[dict[Callable[..., Any], Rule]] = {}
     bodies: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}
+    forms: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}
 
 
 def rule(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
@@ -92,6 +94,16 @@ def body(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         Rules.bodies.update(dict.fromkeys(functions, function))
+        return function
+
+    return register
+
+
+def form(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register another form of a torch function, with the same results, that is cheaper to differentiate."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        Rules.forms.update(dict.fromkeys(functions, function))
         return function
 
     return register

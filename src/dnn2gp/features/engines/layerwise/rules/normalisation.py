@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dnn2gp.features.blocks import Block, Rows
 from dnn2gp.features.engines.layerwise.places import BatchAxis, FlatWeights
-from dnn2gp.features.engines.layerwise.rules.base import Use, argument, rule
+from dnn2gp.features.engines.layerwise.rules.base import Use, argument, form, rule
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +117,28 @@ def batch_norm(weights: FlatWeights, args: tuple[Any, ...], kwargs: dict[str, An
     weight, bias = argument(args, kwargs, 3, "weight"), argument(args, kwargs, 4, "bias")
     normalised = F.batch_norm(x, mean, variance, eps=argument(args, kwargs, 7, "eps", 1e-5))
     return _affine(weights, weight, bias, normalised, channels=True)
+
+
+@form(F.batch_norm)
+def fixed_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """x s + (b − m s) with s = w (σ² + ε)^{−½}, whose derivative with respect to x is one product."""
+    given = [tensor for tensor in (running_mean, running_var, weight, bias) if tensor is not None]
+    if training or running_mean is None or running_var is None or any(tensor.dtype != x.dtype for tensor in given):
+        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    scale = (running_var + eps).rsqrt()
+    scale = scale if weight is None else scale * weight
+    shift = -running_mean * scale if bias is None else bias - running_mean * scale
+    shape = (1, -1, *(1,) * (x.ndim - 2))
+    return torch.addcmul(shift.view(shape), x, scale.view(shape))
 
 
 @rule(F.instance_norm)
