@@ -138,16 +138,27 @@ class _Search:
     def rounding(self) -> float:
         """Steps below this are rounding: where J does not fit into memory, products with it have its dtype."""
         single = self.expansion.features.anchor.dtype != torch.float64
-        narrow = self.jacobian.dtype != torch.float64 or not self.jacobian.kept()
+        narrow = self.by_passes or self.jacobian.dtype != torch.float64 or not self.jacobian.kept()
         return self.expansion.team.largest(_SINGLE if single and narrow else 0.0)
+
+    @property
+    def by_passes(self) -> bool:
+        """Whether products with J are passes through the network, because its factors have too many rows."""
+        return self.expansion.columns is not None
 
     def push(self, weights: Float[Tensor, " P"]) -> Float[Tensor, "N K"]:
         """J t."""
+        features, inputs = self.expansion.features, self.expansion.inputs
+        if self.by_passes:
+            return features.jvp(inputs, weights[:, None].to(features.anchor.dtype))[..., 0].double()
         pushed = self.jacobian.push(weights[:, None].to(self.jacobian.dtype))
         return pushed.reshape(self.jacobian.num_examples, -1).double()
 
     def pull(self, sites: Float[Tensor, "N K"]) -> Float[Tensor, " P"]:
         """Jᵀ u."""
+        if self.by_passes:
+            features = self.expansion.features
+            return features.vjp(self.expansion.inputs, sites.unsqueeze(2).to(features.anchor.dtype))[:, 0].double()
         return self.jacobian.pull(sites.reshape(-1, 1).to(self.jacobian.dtype))[:, 0].double()
 
     def prior(self, weights: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
@@ -208,18 +219,15 @@ class _Search:
         return iterations
 
     def _curvature(self) -> Product:
-        """H = V⁻¹ + JᵀΛJ, with all columns of Λ: products with J and Jᵀ of one vector need only a pass each.
-
-        Without a root S, which has K columns per example, if the sites have fewer.
-        """
+        """H = V⁻¹ + JᵀΛJ with all columns of Λ, without a root S of K columns per example if the sites have fewer."""
         f = self.outputs / self.temperature
-        if self.expansion.columns is not None:
+        if self.by_passes:
 
-            def by_passes(vector: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
+            def without_root(vector: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
                 bent = self.likelihood.noise_precision_matmul(f, self.push(vector), self.targets)
                 return self.prior(vector) + self.pull(bent / self.temperature)
 
-            return by_passes
+            return without_root
         root = self.likelihood.noise_precision_root(f, self.targets) / self.temperature**0.5
 
         def by_root(vector: Float[Tensor, " P"]) -> Float[Tensor, " P"]:

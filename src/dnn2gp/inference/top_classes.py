@@ -68,7 +68,7 @@ def training_latent(posterior: Posterior, sites: Expansion) -> Latent:
     The label of each example is among its classes.
     """
     features, inputs, count = sites.features, sites.inputs, TopClasses().num_classes
-    if sites.columns is None or features.num_outputs <= MANY_CLASSES:
+    if not has_many_classes(sites):
         return posterior.latent(features, inputs)
     assert sites.targets is not None
     outputs, shift = posterior.means(features, inputs)
@@ -80,10 +80,20 @@ def training_latent(posterior: Posterior, sites: Expansion) -> Latent:
 
 def new_latent(posterior: Posterior, features: FeatureMap, inputs: Inputs) -> Latent:
     """f at inputs that are not training examples, in the same form."""
-    sites = posterior.model.expansion
-    if sites.columns is None or features.num_outputs <= MANY_CLASSES:
+    if not has_many_classes(posterior.model.expansion):
         return posterior.latent(features, inputs)
     return TopClasses().latent(posterior, features, inputs)
+
+
+def top_error(posterior: Posterior, features: FeatureMap, inputs: Inputs) -> Float[Tensor, " N"]:
+    """The relative standard deviation of the variances of the classes that the network finds most probable."""
+    outputs = features.outputs(inputs)
+    return _covariance(posterior, features, inputs, outputs, most_probable(outputs, TopClasses().num_classes), None)[1]
+
+
+def has_many_classes(sites: Expansion) -> bool:
+    """Whether only the most probable classes are computed where the user has not asked for a prediction."""
+    return sites.columns is not None and sites.features.num_outputs > MANY_CLASSES
 
 
 def site_rows(sites: Expansion) -> Float[Tensor, "N K R"]:

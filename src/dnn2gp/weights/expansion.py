@@ -148,6 +148,15 @@ class Expansion:
             moved=moved,
         )
 
+    def redrawn(self, likelihood: Likelihood, columns: SampledColumns) -> Expansion:
+        """The same sites with other columns of Λ."""
+        assert self.targets is not None
+        outputs = self.features.outputs(self.inputs).double()
+        if self.moved is not None:
+            outputs = outputs + self.features.jvp(self.inputs, self.moved.to(self.residual.dtype)[:, None])[..., 0]
+        root = _root(likelihood, outputs, self.targets, columns, self.own_examples.start)
+        return replace(self, root=root.to(self.root.dtype), columns=columns)
+
     def weighted(self, weight: float) -> Expansion:
         """The loss times a number c > 0: residual c r, precision c D.
 

@@ -19,6 +19,7 @@ from dnn2gp.inference.iterative.report import Report
 from dnn2gp.inference.iterative.samples import Nystrom, Samples
 from dnn2gp.inference.iterative.solve import solve
 from dnn2gp.inference.linear_model import LinearModel
+from dnn2gp.inference.top_classes import has_many_classes, top_error
 from dnn2gp.network.inputs import Inputs, in_parts, num_examples, take
 from dnn2gp.support.errors import InputError, NotConvergedError
 from dnn2gp.support.memory import chunks
@@ -164,8 +165,10 @@ class IterativePosterior(Posterior):
     def looked_at(self) -> float:
         """The median relative standard deviation of the predictive variances of some training inputs."""
         expansion = self.model.expansion
-        factors = expansion.features.factors(take(expansion.inputs, expansion.spread(_LOOKED_AT)))
-        return expansion.team.gathered(self.estimated(factors)[1]).median().item()
+        features, inputs = expansion.features, take(expansion.inputs, expansion.spread(_LOOKED_AT))
+        many = has_many_classes(expansion)
+        error = top_error(self, features, inputs) if many else self.estimated(features.factors(inputs))[1]
+        return expansion.team.gathered(error).median().item()
 
     def samples_needed(self, error: float, tolerance: float) -> int:
         """How many samples bring this error below the tolerance: it is proportional to 1/√S for S samples."""
