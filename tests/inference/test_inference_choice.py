@@ -7,12 +7,15 @@ from dataclasses import FrozenInstanceError, replace
 from functools import partial
 
 import pytest
+import torch
+from torch import nn
 
-from dnn2gp import Dense, Diagonal, FunctionSpace, Iterative, Kronecker, WeightSpace, convert
+from dnn2gp import CategoricalLikelihood, Dense, Diagonal, FunctionSpace, Iterative, Kronecker, WeightSpace, convert
 from dnn2gp.inference import Inference, NetworkOutput, choice
 from dnn2gp.inference.base import Cost
 from dnn2gp.inference.calibration import Calibration
 from dnn2gp.support.errors import ApproximationWarning, InputError
+from dnn2gp.weights import Expansion
 
 from problems import problem
 
@@ -37,6 +40,34 @@ def test_the_smaller_matrix_is_chosen(kind, examples, space):
     assert costs["function space"].size == (examples if kind == "categorical" else 2 * examples)
     assert gp.costs()[0] == costs[space.name]
     assert str(costs["weight space"]).startswith("weight space: a 17 × 17 matrix, ")
+
+
+def test_all_ways_are_listed_with_their_accuracy():
+    """Layers of 3 × 4 + 3 and 2 × 3 + 2 weights on 60 examples with one site each."""
+    torch.manual_seed(0)
+    network, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double(), torch.randn(60, 4).double()
+    gp = convert(network, (x, (x[:, 0] > 0).long()), CategoricalLikelihood(), 1.0)
+    costs = {cost.space: cost for cost in gp.costs()}
+    assert list(costs) == ["weight space", "iterative", "function space", "block diagonal", "kronecker", "diagonal"]
+    assert [costs[name].accuracy for name in ("weight space", "function space")] == ["exact", "exact"]
+    assert "5%" in costs["iterative"].accuracy
+    assert "4.6 %" in costs["block diagonal"].accuracy
+    assert str(costs["weight space"]).endswith("; exact")
+    blocks, M = (15, 8), 60
+    assert costs["block diagonal"].size == 15
+    assert costs["block diagonal"].operations == pytest.approx(sum(p**2 * (M + p / 3) for p in blocks))
+    assert costs["block diagonal"].bytes == 3 * 8 * sum(p**2 for p in blocks)
+    assert costs["kronecker"].size == 5  # inputs with a bias
+    assert costs["kronecker"].bytes == 3 * 8 * sum(side**2 for side in (5, 3, 4, 2))
+    assert costs["diagonal"].bytes == 3 * 8 * 23
+    assert costs["diagonal"].operations < costs["block diagonal"].operations < costs["weight space"].operations
+
+
+def test_ways_of_gradient_features_have_no_kronecker_factors():
+    case = problem("categorical", 5)
+    data = case.x, case.y
+    gp = convert(case.module, data, case.likelihood, case.delta, expansion=Expansion.empirical_fisher)
+    assert [cost.space for cost in gp.costs()][-2:] == ["block diagonal", "diagonal"]
 
 
 @pytest.mark.parametrize(

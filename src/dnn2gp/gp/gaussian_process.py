@@ -351,7 +351,10 @@ class GaussianProcess:
         return likelihood or self.likelihood
 
     def costs(self) -> tuple[Cost, ...]:
-        """The cost of each inference for this data and network, the one with the smallest matrix first."""
+        """The cost and the accuracy of each inference for this data and network, the smallest matrix first.
+
+        They are followed by the cheaper structures of weight space, whose accuracy is known only where it was measured.
+        """
         return costs(self.model)
 
     def evidence(self) -> Evidence:

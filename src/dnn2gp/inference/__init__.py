@@ -7,7 +7,8 @@ inference must provide), then `weight_space.py`, `function_space.py`, `choice.py
 from dnn2gp.inference.averaged_predictive import AveragedPredictive
 from dnn2gp.inference.base import Cost, Inference, Posterior
 from dnn2gp.inference.calibration import Calibration
-from dnn2gp.inference.choice import choose, costs
+from dnn2gp.inference.choice import choose
+from dnn2gp.inference.costs import costs
 from dnn2gp.inference.evidence_parts import Decomposition, GroupedTerms, Groups
 from dnn2gp.inference.function_space import FunctionSpace
 from dnn2gp.inference.iterative import Iterative

@@ -37,6 +37,8 @@ class Cost:
     size: int
     operations: float
     bytes: int
+    accuracy: str = ""
+    """In words; "exact" if nothing is approximated."""
 
     @property
     def matrix(self) -> str:
@@ -49,8 +51,9 @@ class Cost:
         return readable(self.bytes)
 
     def __str__(self) -> str:
-        """One line: "weight space: a 17 × 17 matrix, 7e+03 operations, 6.94 kB"."""
-        return f"{self.space}: {self.matrix}, {self.operations:.2g} operations, {self.memory}"
+        """One line: "weight space: a 17 × 17 matrix, 7e+03 operations, 6.94 kB; exact"."""
+        accuracy = f"; {self.accuracy}" if self.accuracy else ""
+        return f"{self.space}: {self.matrix}, {self.operations:.2g} operations, {self.memory}{accuracy}"
 
 
 class Inference(Choice):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dnn2gp.inference.base import Cost, Inference, Posterior
+from dnn2gp.inference.base import Inference, Posterior
+from dnn2gp.inference.costs import cost_of, registered
 from dnn2gp.inference.evidence_parts import Decomposition
 from dnn2gp.inference.iterative import Iterative
 from dnn2gp.inference.linear_model import LinearModel
@@ -53,14 +54,9 @@ def start_for(method: Inference, model: LinearModel, known: Decomposition | None
     return next(fits, kinds[-1]).rough(model)
 
 
-def costs(model: LinearModel) -> tuple[Cost, ...]:
-    """The cost of every registered inference with its default options, the one with the smallest matrix first."""
-    return tuple(sorted((_cost(kind, model) for kind in _registered()), key=lambda cost: cost.size))
-
-
 def exact_words(model: LinearModel) -> str:
     """What exact inference would have cost: "a 20000 × 20000 matrix, 9.6 GB and about 30 minutes"."""
-    cost = _cost(_exact(model), model)
+    cost = cost_of(_exact(model), model)
     return f"{cost.matrix}, {cost.memory} and about {_duration(cost.operations / _PER_SECOND)} on one core"
 
 
@@ -74,13 +70,13 @@ def _duration(seconds: float) -> str:
 def _exact(model: LinearModel) -> Inference:
     several = model.expansion.team.size > 1
     return min(
-        (kind for kind in _registered() if kind.automatic and (kind.shared or not several)),
-        key=lambda kind: _cost(kind, model).size,
+        (kind for kind in registered() if kind.automatic and (kind.shared or not several)),
+        key=lambda kind: cost_of(kind, model).size,
     )
 
 
 def _fits(exact: Inference, model: LinearModel) -> bool:
-    cost = _cost(exact, model)
+    cost = cost_of(exact, model)
     return cost.bytes <= _budget(model) and cost.operations <= MOST_OPERATIONS
 
 
@@ -88,18 +84,9 @@ def _iterative(model: LinearModel) -> Inference:
     """The largest rank whose basis and samples take at most half of the memory budget."""
     budget = _budget(model)
     kinds = [Iterative(rank=rank, samples=samples) for rank, samples in _LADDER]
-    return next((kind for kind in kinds if 2 * _cost(kind, model).bytes <= budget), kinds[-1])
+    return next((kind for kind in kinds if 2 * cost_of(kind, model).bytes <= budget), kinds[-1])
 
 
 def _budget(model: LinearModel) -> float:
     """The smallest memory budget of all processes."""
     return model.expansion.team.smallest(model.expansion.features.budget())
-
-
-def _registered() -> list[Inference]:
-    """Every inference with its default options; weight space comes before function space and wins ties."""
-    return [kind() for _, kind in sorted(Inference.kinds.items(), reverse=True)]
-
-
-def _cost(inference: Inference, model: LinearModel) -> Cost:
-    return inference.cost(model.expansion.num_sites, model.expansion.features.num_weights)

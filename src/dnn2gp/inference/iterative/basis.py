@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dnn2gp.inference.evidence_parts import Scalable
-from dnn2gp.support.progress import track
+from dnn2gp.support.progress import bar
 from dnn2gp.support.resumable import remembered
 
 Product = Callable[[Float[Tensor, "P s"]], Float[Tensor, "P s"]]
@@ -62,17 +62,21 @@ class Basis(Scalable):
         first, triangle = torch.linalg.qr(start)
         vectors[:, :width] = first
         known, done = width, 0
-        for _ in track(range(-(-rank // width)), "basis of the curvature"):
-            own = slice(done, min(known, rank))
-            if own.start >= own.stop:
-                break
-            largest, room = image.abs().max().item(), vectors.shape[1] - known
-            found = keep("basis", partial(_round, product, vectors[:, :known], own, largest, room))
-            added = found["added"]
-            image[:known, own] = found["parts"].to(image)
-            vectors[:, known : known + added.shape[1]] = added.to(vectors)
-            image[known : known + added.shape[1], own] = found["sizes"].to(image)
-            done, known = own.stop, known + added.shape[1]
+        rounds = -(-rank // width)
+        with bar("basis of the curvature", rounds) as advance:
+            for number in range(rounds):
+                own = slice(done, min(known, rank))
+                if own.start >= own.stop:
+                    break
+                largest, room = image.abs().max().item(), vectors.shape[1] - known
+                found = keep("basis", partial(_round, product, vectors[:, :known], own, largest, room))
+                added = found["added"]
+                image[:known, own] = found["parts"].to(image)
+                vectors[:, known : known + added.shape[1]] = added.to(vectors)
+                image[known : known + added.shape[1], own] = found["sizes"].to(image)
+                left = found["sizes"].abs().max().item() / image.abs().max().item() if added.numel() else 0.0
+                done, known = own.stop, known + added.shape[1]
+                advance(f"pass {number + 1}, {done} of {rank} columns, residual {left:.2g}")
         return Basis(vectors[:, :known], image[:known, :done], triangle.double(), num_probes)
 
     @property

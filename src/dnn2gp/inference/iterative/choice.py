@@ -105,15 +105,18 @@ class Iterative(Inference):
         basis = self._known(curvature, model, known)
         nystrom, generator = Nystrom.of(basis), self._generator(model, 1)
 
-        def draw(count: int) -> Samples:
-            return Samples.kept(curvature, basis, nystrom, count, generator, _RESIDUAL, self.max_iterations)
+        def draw(count: int, words: str) -> Samples:
+            return Samples.kept(curvature, basis, nystrom, count, generator, _RESIDUAL, self.max_iterations, words)
 
-        first = draw(min(_FIRST, self.samples))
+        count = min(_FIRST, self.samples)
+        first = draw(count, f"first {count} samples")
         found = IterativePosterior(self, model, nystrom, first, curvature, self._patience)
         error = found.looked_at()
         needed = min(self.samples, found.samples_needed(error, self.tolerance))
         if needed > found.num_samples:
-            found = found.with_samples(found.samples.joined(draw(needed - found.num_samples)))
+            count = needed - found.num_samples
+            more = draw(count, f"{count} more samples (variances ± {error:.1%} so far)")
+            found = found.with_samples(found.samples.joined(more))
             error = found.looked_at()
         check_rounding(found, 1 + basis.largest)
         found.facts = self._report(found, basis.rank, error, perf_counter() - begin)

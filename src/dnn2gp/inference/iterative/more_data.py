@@ -24,7 +24,7 @@ from torch import Tensor
 from dnn2gp.inference.iterative.basis import Basis, next_block, orthogonalise
 from dnn2gp.inference.iterative.curvature import Curvature
 from dnn2gp.inference.iterative.samples import EARLY, Nystrom, Samples, log_det_estimates
-from dnn2gp.inference.iterative.solve import Solution, solve
+from dnn2gp.inference.iterative.solve import solve
 
 
 @final
@@ -109,7 +109,7 @@ def continued(
     share = min(1.0, (directions / squares) ** 0.5)
     accuracy *= share
     words, early = "samples given more data", EARLY * accuracy
-    moved = solve(whole.shifted, left, nystrom.solve, accuracy, max_iterations, words, early)
+    moved = solve(whole.shifted, left, nystrom.solve, accuracy, max_iterations, words, early, whole.passes)
     own = samples.own + moved.solution
     steps = moved.residuals.double().square() * moved.squares
     residual = (samples.residual**2 + steps.max().item() / new.num_weights) ** 0.5
@@ -124,5 +124,6 @@ def log_dets(
     """Estimates of log |Â₊^{−½} A₊ Â₊^{−½}| from new right-hand sides b ~ N(0, A₊), and their bias."""
     right = whole.random((whole.num_weights, count), generator)
     right += whole.pull(whole.random_sites(count, generator))
-    found: Solution = solve(whole.shifted, right, nystrom.solve, accuracy, max_iterations, "log-determinant")
+    words = "log-determinant"
+    found = solve(whole.shifted, right, nystrom.solve, accuracy, max_iterations, words, passes=whole.passes)
     return log_det_estimates(found)

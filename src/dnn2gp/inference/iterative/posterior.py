@@ -104,8 +104,9 @@ class IterativePosterior(Posterior):
         size = (white * self.nystrom.solve(white)).sum(0).max().clamp(min=0).sqrt().item()
         rounding = 10 * torch.finfo(white.dtype).eps
         accuracy = max(rounding, min(0.1, _EXACT / max(size, rounding)))
+        words, passes = "posterior mean", self.curvature.passes
         found = solve(
-            self.curvature.shifted, white, self.nystrom.solve, accuracy, self.max_iterations, "posterior mean"
+            self.curvature.shifted, white, self.nystrom.solve, accuracy, self.max_iterations, words, passes=passes
         )
         left = found.residuals.max().item() * size
         if left > _WRONG:

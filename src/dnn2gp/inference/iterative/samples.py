@@ -97,12 +97,13 @@ class Samples:
         generator: torch.Generator,
         accuracy: float,
         max_iterations: int,
+        words: str = "samples",
     ) -> Samples:
-        """Draw `count` pairs of samples."""
+        """Draw `count` pairs of samples; the progress bar shows `words`."""
         prior = curvature.random((curvature.num_weights, count), generator)
         pulled = curvature.pull(curvature.random_sites(count, generator))
         right, early = prior + pulled, EARLY * accuracy
-        found = solve(curvature.shifted, right, nystrom.solve, accuracy, max_iterations, "samples", early)
+        found = solve(curvature.shifted, right, nystrom.solve, accuracy, max_iterations, words, early, curvature.passes)
         differences = nystrom.solve(prior + basis.projected(pulled)) - found.solution
         estimates, truncation = log_det_estimates(found)
         residual, iterations = found.residuals.max().item(), int(found.iterations.max())
@@ -117,11 +118,12 @@ class Samples:
         generator: torch.Generator,
         accuracy: float,
         max_iterations: int,
+        words: str = "samples",
     ) -> Samples:
         """`draw`, as a step that a checkpoint keeps, with the state of the generator."""
 
         def drawn() -> dict[str, Tensor]:
-            new = Samples.draw(curvature, basis, nystrom, count, generator, accuracy, max_iterations)
+            new = Samples.draw(curvature, basis, nystrom, count, generator, accuracy, max_iterations, words)
             numbers = torch.tensor([new.residual, float(new.iterations), new.truncation], dtype=torch.float64)
             tensors = {"own": new.own, "differences": new.differences, "log_dets": new.log_dets}
             return {**tensors, "numbers": numbers, "generator": generator.get_state()}

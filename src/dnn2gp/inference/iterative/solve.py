@@ -80,10 +80,12 @@ def solve(
     max_iterations: int,
     words: str = "linear systems",
     early: float | None = None,
+    passes: int = 0,
 ) -> Solution:
     """Reduce the residual of each column by the factor `accuracy`, with at most `max_iterations` steps.
 
     `early` is the factor for columns that take only two or three steps, from which `truncation` cannot extrapolate.
+    `passes` over the data were made before; the progress bar shows how many there are, and the largest residual.
     """
     solution, residual = torch.zeros_like(right), right.clone()
     solved = precondition(residual)
@@ -119,7 +121,7 @@ def solve(
             direction, sizes = solved + direction * ratio.to(direction.dtype), after
             relative[active] = (after / squares[active]).sqrt()
             iterations[active] += 1
-            advance(f"residual {relative.max().item():.2g}")
+            advance(f"pass {passes + step + 1}, residual {relative.max().item():.2g}")
     matrices = _tridiagonal(lengths, ratios, iterations, squares)
     return Solution(solution, relative, iterations, squares, *matrices, decrease)
 
