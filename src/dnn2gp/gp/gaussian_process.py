@@ -230,7 +230,7 @@ class GaussianProcess:
             false_alarms: The share of the familiar inputs whose score exceeds the threshold, between 0 and 1.
         """
         if familiar is not None:
-            return exceeded_by(false_alarms, self.outlier_score(familiar))
+            return exceeded_by(false_alarms, self.outlier_score(familiar), enough=True)
         with self.team.together():
             prediction, inputs = self.leave_one_out().prediction, self.model.expansion.inputs
             if isinstance(prediction, TopPredictive):
