@@ -350,6 +350,7 @@ def test_conditioned_on_more_data_the_mean_moves():
     J_test = brute_force.jacobian(network, test[0])
     for mean, start in ((NetworkOutput(sites_at_mode=True), w), (LinearisedMode(), mode(*train))):
         gp = convert(network, train, CategoricalLikelihood(), 1.0, mean=mean).condition(more)
+        assert gp.centre == mean
         expected = brute_force.outputs(network, test[0]) + J_test @ (start - w + moved)
         torch.testing.assert_close(gp.predict(test[0]).latent_mean, expected, rtol=1e-6, atol=1e-6)
     with pytest.raises(InputError, match="condition"):
