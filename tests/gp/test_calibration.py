@@ -228,6 +228,35 @@ def test_an_underfit_network_predicts_at_the_mode_with_validation_data():
     assert -gp.predict(test[0]).log_prob(test[1]).mean().item() < plain
 
 
+def test_a_single_validation_example_does_not_overrule_leave_one_out():
+    """It prefers the mode, as leave-one-out does, but has no standard error."""
+    network, train, held, _ = _trained(epochs=0, examples=200)
+    mode = convert(network, train, CategoricalLikelihood())
+    assert mode.centre == LinearisedMode()
+    plain = -nn.functional.cross_entropy(brute_force.outputs(network, held[0]), held[1], reduction="none")
+    likely = (mode.predict(held[0]).log_prob(held[1]) - plain).argmax()
+    x, y = held[0][likely][None], held[1][likely][None]
+    assert convert(network, train, CategoricalLikelihood(), validation=(x, y)).centre == LinearisedMode()
+
+
+def test_a_prior_that_is_stronger_than_that_of_the_training_is_named():
+    """The linearised network at its own minimum, by brute force, fits the training data much worse."""
+    network, train, _, test = _trained(1, epochs=60)
+    w = brute_force.flat_weights(network)
+    f, J = brute_force.outputs(network, train[0]), brute_force.jacobian(network, train[0])
+    theta = linearised.mode(J, f, w, train[1], brute_force.categorical, torch.full_like(w, 30.0))
+    losses = [nn.functional.cross_entropy(logits, train[1]).item() for logits in (f, f + J @ (theta - w))]
+    assert losses[1] > losses[0] + 0.1
+    words = f"NLL of {losses[0]:.2g}, .* one of {losses[1]:.2g}"
+    with pytest.warns(NotAMinimumWarning, match=words):
+        convert(network, train, CategoricalLikelihood(), 30.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NotAMinimumWarning)
+        convert(network, train, CategoricalLikelihood())
+        convert(network, train, CategoricalLikelihood(), 1e-2)
+        convert(network, train, CategoricalLikelihood(), 30.0, validation=test)
+
+
 def test_a_single_validation_example_leaves_a_regression_as_it_is():
     case = problem("gaussian", 30, outputs=1)
     gp = convert(case.module, (case.x, case.y), GaussianLikelihood(2.0), 1.0)
@@ -321,6 +350,7 @@ def test_conditioned_on_more_data_the_mean_moves():
     J_test = brute_force.jacobian(network, test[0])
     for mean, start in ((NetworkOutput(sites_at_mode=True), w), (LinearisedMode(), mode(*train))):
         gp = convert(network, train, CategoricalLikelihood(), 1.0, mean=mean).condition(more)
+        assert gp.centre == mean
         expected = brute_force.outputs(network, test[0]) + J_test @ (start - w + moved)
         torch.testing.assert_close(gp.predict(test[0]).latent_mean, expected, rtol=1e-6, atol=1e-6)
     with pytest.raises(InputError, match="condition"):

@@ -38,7 +38,7 @@ def test_the_share_of_the_prior_variance_that_is_left(kind, inference):
         entropy = gp.predict(case.x_test).entropy
         torch.testing.assert_close(gp.outlier_score(case.x_test), expected * entropy, rtol=1e-7, atol=1e-9)
     else:
-        with pytest.raises(InputError, match="entropy"):
+        with pytest.raises(InputError, match=r"outlier_score: expected .* Use gp\.novelty"):
             gp.outlier_score(case.x_test)
 
 
@@ -79,6 +79,13 @@ def test_threshold_of_familiar_inputs():
     for share in (0.05, 0.3):
         found = gp.outlier_threshold(x, share)
         assert (gp.outlier_score(x) > found).double().mean().item() == pytest.approx(share, abs=1.5 / len(x))
+
+
+def test_too_few_familiar_inputs():
+    gp, x, _ = _classifier()
+    with pytest.raises(InputError, match=r"familiar: expected at least 20 inputs for 0\.05 false alarms; got 19\."):
+        gp.outlier_threshold(x[:19])
+    assert gp.outlier_threshold(x[:20]) > 0
 
 
 def test_threshold_by_leave_one_out():

@@ -191,7 +191,7 @@ def test_bad_options_are_refused(settings, name):
 
 def test_what_does_not_fit_is_refused_before_it_starts(classifier):
     network, data, _ = classifier
-    with pytest.raises(MemoryBudgetError, match="A basis of rank"):
+    with pytest.raises(MemoryBudgetError, match=r"A basis of rank \d+ and 64 samples .*samples=32\)"):
         convert(network, data, CategoricalLikelihood(), 1.0, inference=Iterative(), memory_budget=1.5e6)
 
 

@@ -132,6 +132,10 @@ def test_data_parallel() -> None:
     refused(nn.DataParallel(mlp()), r"expected a module on one device; got DataParallel.*Pass network.module")
 
 
+def test_compiled() -> None:
+    refused(torch.compile(mlp()), r"got one that torch.compile wraps.*Pass.*network\._orig_mod")
+
+
 def test_meta_device() -> None:
     refused(mlp().to("meta"), "'0.weight' is on the meta device.*load_state_dict")
 

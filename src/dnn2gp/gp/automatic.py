@@ -44,6 +44,8 @@ from dnn2gp.weights.expansion import Expansion
 _EXAMPLES = 2000
 # The share of the covariance at the mode that is kept around the network: the best of 1, ½ and ¼ on split 0.
 _SHARE = 0.5
+# Nats per training example that the mode may lose to the network before the prior counts as stronger than in training.
+_WORSE_FIT = 0.05
 # Posterior standard deviations by which the mode may be off where the posterior is an approximation anyway.
 _ROUGH = 0.02
 
@@ -55,6 +57,8 @@ class Predictor:
 
     posterior: Posterior
     calibration: Calibration
+    strong_prior: tuple[float, float] | None = None
+    """The training NLLs of the network and of the mode, if the prior makes the latter fit the data much worse."""
 
 
 def automatic(
@@ -87,7 +91,21 @@ def automatic(
 def by_leave_one_out(mode: Posterior, likelihood: Likelihood) -> Predictor:
     """Mean and calibration, for a posterior at the mode of the linearised network."""
     guess = Guess.of(mode, likelihood)
-    return Predictor(mode, guess.at_mode) if guess.underfit else Predictor(at_network(mode), guess.at_network)
+    if guess.underfit:
+        return Predictor(mode, guess.at_mode)
+    return Predictor(at_network(mode), guess.at_network, guess.strong_prior)
+
+
+def warn_if_strong(nlls: tuple[float, float]) -> None:
+    """Warn about a given prior that is stronger than that of the training."""
+    network, mode = nlls
+    warn_user(
+        "The weights are not at a minimum of the loss with this prior, which is stronger than that of the training: on "
+        f"the training data, the network has an NLL of {network:.2g}, but the linearised network, at its own minimum, "
+        f"one of {mode:.2g}. The probabilities of the GP are probably too cautious. Leave prior_precision= out, so "
+        "that the evidence chooses δ, or pass validation=(x, y). With AdamW, δ = N λ is only a guess.",
+        NotAMinimumWarning,
+    )
 
 
 @final
@@ -99,6 +117,8 @@ class Guess:
     at_network: Calibration
     underfit: bool
     """Whether leave-one-out predicts the training examples better than the network that was trained on them."""
+    strong_prior: tuple[float, float] | None = None
+    """See `Predictor`."""
 
     @staticmethod
     def of(mode: Posterior, likelihood: Likelihood) -> Guess:
@@ -107,7 +127,8 @@ class Guess:
         careful = left.best(sharper=False).calibration
         underfit = left.beats_network(careful) and not left.first_order
         own = left.scored(left.best().calibration if underfit else careful, left.mean)
-        return Guess(own, left.scored(left.around_network(careful), left.network), underfit)
+        around = left.scored(left.around_network(careful), left.network)
+        return Guess(own, around, underfit, left.strong_prior())
 
 
 def calibration_at_mode(mode: Posterior, likelihood: Likelihood) -> Calibration:
@@ -172,6 +193,17 @@ class _LeaveOneOut:
             self.network, targets
         )
         return exceeds_error(gains, 1.0)
+
+    def strong_prior(self) -> tuple[float, float] | None:
+        """The NLLs of the network and of the mode, if a classifier at the mode fits these examples much worse."""
+        if not isinstance(self.likelihood, ClassificationLikelihood):
+            return None
+        targets = self.targets.double() if self.targets.is_floating_point() else self.targets
+        network, mode = (-self.likelihood.log_prob(f, targets) for f in (self.network, self.mode))
+        lost = mode - network
+        if lost.mean().item() <= _WORSE_FIT or not exceeds_error(lost, 2.0):
+            return None
+        return network.mean().item(), mode.mean().item()
 
     def around_network(self, at_mode: Calibration) -> Calibration:
         """A calibration at the mode, for the logits of the network."""

@@ -70,7 +70,9 @@ def best_calibration(
 
 
 def exceeds_error(gains: Float[Tensor, " N"], errors: float) -> bool:
-    """Whether the mean gain exceeds 0 by more than `errors` standard errors; False for a single gain."""
+    """Whether the mean gain exceeds 0 by more than `errors` standard errors; that of a single gain is infinite."""
+    if errors == 0:
+        return gains.mean().item() > 0
     return len(gains) > 1 and gains.mean().item() > errors * gains.std().item() / len(gains) ** 0.5
 
 

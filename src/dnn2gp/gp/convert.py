@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dnn2gp.features import LayerwiseFeatures, NetworkFeatures, StackedFeatures
-from dnn2gp.gp.automatic import Predictor, automatic
+from dnn2gp.gp.automatic import Predictor, automatic, warn_if_strong
 from dnn2gp.gp.by_evidence import ByEvidence, tune_model
 from dnn2gp.gp.calibrated import by_validation, calibration_for
 from dnn2gp.gp.cautious import warn_if_cautious
@@ -161,6 +161,8 @@ def convert(
             _say_if_approximate(chosen, found.posterior, likelihood)
             with holding(found.posterior.bytes):
                 warn_if_moved(found.posterior, likelihood, network, None if tuned is None else tuned.words)
+                if tuned is None and found.strong_prior is not None:
+                    warn_if_strong(found.strong_prior)
                 if mean is not None and validation is None:
                     warn_if_cautious(found.posterior, likelihood)
                 _ = found.posterior.mean  # so that predictions need no sums over the training data

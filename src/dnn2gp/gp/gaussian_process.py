@@ -241,7 +241,7 @@ class GaussianProcess:
             false_alarms: The share of the familiar inputs whose score exceeds the threshold, between 0 and 1.
         """
         if familiar is not None:
-            return exceeded_by(false_alarms, self.outlier_score(familiar))
+            return exceeded_by(false_alarms, self.outlier_score(familiar), enough=True)
         with self.team.together():
             prediction, inputs = self.leave_one_out().prediction, self.model.expansion.inputs
             if isinstance(prediction, TopPredictive):
@@ -339,7 +339,9 @@ class GaussianProcess:
         joined = self.inference.rough_given(expansion.relinearised(likelihood, outputs, moved))
         found = linearised_mode(joined, own_noise(joined.model.expansion, likelihood))
         assert found.expansion.moved is not None
-        return joined.method.infer(replace(found, centre=centre + found.expansion.moved - moved))
+        mode = found.expansion.moved
+        exactly = torch.equal(centre, moved)  # a sum would be rounded, and no longer be recognised as the mode
+        return joined.method.infer(replace(found, centre=mode if exactly else centre + mode - moved))
 
     def _own_kind(self, likelihood: Likelihood | None) -> Likelihood:
         """The likelihood of other data: that of the GP, or another one of its kind (a different noise)."""

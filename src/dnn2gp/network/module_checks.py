@@ -25,6 +25,11 @@ def check_module(module: object) -> nn.Module:
             "network: expected a plain torch.nn.Module; got a TorchScript module, whose weights cannot be replaced. "
             "Pass the module that was scripted or traced."
         )
+    if any(type(part).__name__ == "OptimizedModule" and hasattr(part, "_orig_mod") for part in module.modules()):
+        raise NetworkError(  # by name, because importing the class takes more than a second
+            "network: expected a plain torch.nn.Module; got one that torch.compile wraps, whose backward pass cannot "
+            "be repeated. Pass the module that was compiled: network._orig_mod."
+        )
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise NetworkError(
             f"network: expected a module on one device; got {type(module).__name__}, which distributes its examples "

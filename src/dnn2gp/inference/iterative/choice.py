@@ -215,11 +215,13 @@ class Iterative(Inference):
         """Products with ΦᵀΦ of a model, with the memory for `more` columns besides those of an inference."""
         anchor, features = model.expansion.anchor, model.expansion.features
         needed = self.bytes(len(anchor), anchor.element_size(), samples) + more * anchor.nbytes
+        rank = min(self.rank, len(anchor))
+        smaller = f"Iterative(rank={max(1, rank // 2)}, samples={max(1, self.samples // 2)})"
         require(
             needed,
             features.budget(),
-            f"A basis of rank {min(self.rank, len(anchor))} and {self.samples} samples of {len(anchor)} weights",
-            "Use a smaller rank or fewer samples, e.g. Iterative(rank=128, samples=32).",
+            f"A basis of rank {rank} and {self.samples} samples of {len(anchor)} weights",
+            f"Use a smaller rank or fewer samples, e.g. {smaller}.",
         )
         columns = max(self._width(len(anchor)), self.samples if samples is None else samples)
         return Curvature(model, columns, needed)
