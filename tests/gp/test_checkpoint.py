@@ -65,7 +65,7 @@ def test_a_killed_conversion_goes_on(kind, enough, tmp_path):
     folder, whole, resumed = tmp_path / "steps", tmp_path / "whole.pt", tmp_path / "resumed.pt"
     environment = {"OMP_NUM_THREADS": "1"}
     forked.run([SCRIPT, kind, "", whole, 0], environment=environment, checked=False)
-    process = forked.Process([SCRIPT, kind, folder, resumed, 0.02], environment=environment, checked=False)
+    process = forked.Process([SCRIPT, kind, folder, resumed, 0.005], environment=environment, checked=False)
     deadline = time.time() + 60
     while not enough(steps(folder)):
         assert time.time() < deadline

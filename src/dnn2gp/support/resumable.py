@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dnn2gp.support.errors import FileFormatError, OtherWorkError
-from dnn2gp.support.files import prepare_folder, write_text
+from dnn2gp.support.files import prepare_folder, read_regular, write_text
 from dnn2gp.support.folders import claimed, differing
 from dnn2gp.support.processes import ALONE, Team
 from dnn2gp.support.tensor_file import TensorFile, damaged, write_tensors
@@ -144,7 +144,7 @@ def _kept_purpose(folder: Path, work: Mapping[str, str]) -> str:
     """Write down what the steps depend on, or check that it is the same as before; returns its hash."""
     described, text = folder / _PURPOSE, json.dumps(work, indent=1)
     if described.exists():
-        before = described.read_text("utf-8")
+        before = read_regular(described).decode("utf-8", "replace")
         if before != text:
             raise OtherWorkError(
                 f"checkpoint: {folder} holds an unfinished computation with other arguments (different: "
