@@ -274,6 +274,12 @@ def test_validation_calibrates_a_hundred_classes(hundred):
     assert found.predict(data(seed=5)[0], classes=TopClasses(10)).probabilities.shape == (N, 100)
 
 
+def test_too_many_classes_for_the_memory_name_the_remedy(hundred, monkeypatch):
+    monkeypatch.setattr(hundred.features, "memory_budget", 10**5)
+    with pytest.raises(MemoryBudgetError, match="TopClasses"):
+        hundred.predict(data(seed=5)[0])
+
+
 def test_error_of_a_hundred_classes(hundred):
     assert 0 < hundred.sampling_error < 0.1
 

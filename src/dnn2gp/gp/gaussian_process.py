@@ -26,6 +26,7 @@ from dnn2gp.inference import (
     AveragedPredictive,
     Cost,
     Kernel,
+    Latent,
     LinearModel,
     Mean,
     NetworkOutput,
@@ -44,10 +45,11 @@ from dnn2gp.network.anomalies import anomalies_explained
 from dnn2gp.network.data import read_data
 from dnn2gp.network.inputs import Inputs
 from dnn2gp.support.allocator import within
-from dnn2gp.support.errors import InputError
+from dnn2gp.support.errors import InputError, MemoryBudgetError
 from dnn2gp.support.memory import require
 from dnn2gp.support.numbers import whole_number
 from dnn2gp.support.processes import Team
+from dnn2gp.weights.columns import many_classes_words
 from dnn2gp.weights.expansion import Expansion
 from dnn2gp.weights.gaussian import Gaussian
 
@@ -178,7 +180,7 @@ class GaussianProcess:
             return self._of_top(inputs, TopClasses.checked(classes))
         likelihood = None if likelihood is None else self._own_kind(likelihood)
         with anomalies_explained():
-            latent = self.inference.latent(self.features, self._checked(inputs)).finite()
+            latent = self._latent(self._checked(inputs)).finite()
         kind = Predictive if self.num_maps == 1 else AveragedPredictive
         return kind(
             likelihood=(likelihood or self.likelihood).detached(),
@@ -190,6 +192,17 @@ class GaussianProcess:
             noise_known=likelihood is not None or not self.likelihood.per_example,
             calibration=self.calibration,
         )
+
+    def _latent(self, inputs: Inputs) -> Latent:
+        """f at each input, with a hint if there are too many classes."""
+        try:
+            return self.inference.latent(self.features, inputs)
+        except MemoryBudgetError as error:
+            if not many_classes_words(self.likelihood, self.network.num_outputs):
+                raise
+            raise MemoryBudgetError(
+                f"{error} Or compute the covariance of the most probable classes only: classes=TopClasses(20)."
+            ) from error
 
     def _of_top(self, inputs: Inputs, classes: TopClasses) -> TopPredictive | Predictive:
         """The prediction with the covariance of some classes; the usual one, if that is all classes."""
