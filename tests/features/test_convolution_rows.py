@@ -87,22 +87,21 @@ def test_products_of_a_network_with_every_way(way, batched, monkeypatch):
     assert {1, 3} <= set(chosen)  # rows are formed for one cotangent and for all outputs
 
 
-def test_the_fastest_way_is_measured_once_for_each_layer(monkeypatch):
-    times = {RowWay(True, 1): 3.0, RowWay(True, 4): 1.0, RowWay(False, 4): 0.9}
-    tried = []
-    monkeypatch.setattr(convolution_rows, "_shortest", lambda way, *given: tried.append(way) or times[way])
+@pytest.mark.parametrize(
+    ("kernel", "channels", "side", "num_rows", "expected"),
+    [
+        (3, (16, 8), 12, 1, RowWay(True, 1)),  # patches are used once
+        (3, (16, 8), 12, 4, RowWay(False, 4)),  # four cotangents share them
+        (3, (32, 64), 28, 10, RowWay(True, 1)),  # they do not stay in the cache
+        (3, (32, 16), 28, 10, RowWay(False, 10)),  # too few channels
+        (1, (64, 64), 28, 1, RowWay(False, 1)),  # the input is its own patches
+        (3, (1, 1), 4, 4, RowWay(False, 4)),  # too small
+    ],
+)
+def test_the_way_depends_on_sizes_alone(kernel, channels, side, num_rows, expected, monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    convolution_rows._fastest.cache_clear()
-    geometry = Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 1)
-    sizes = RowSizes(geometry, (16, 12, 12), (8, 12, 12), 4)
+    geometry = Geometry((kernel, kernel), (1, 1), ((kernel // 2, kernel // 2),) * 2, (1, 1), 1)
+    sizes = RowSizes(geometry, (channels[0], side, side), (channels[1], side, side), num_rows)
     x = torch.zeros(2, *sizes.inputs)
-    try:
-        assert sizes.way(x) == RowWay(True, 4)  # from patches is not clearly faster
-        assert sizes.way(x) == RowWay(True, 4)
-        assert tried == list(times)
-        assert sizes.way(x.double()) == RowWay(False, 4)  # oneDNN is for float32
-        small = RowSizes(geometry, (1, 4, 4), (1, 4, 4), 4)
-        assert small.way(x) == RowWay(False, 4)  # not worth a trial
-        assert len(tried) == len(times)
-    finally:
-        convolution_rows._fastest.cache_clear()
+    assert sizes.way(x) == expected
+    assert sizes.way(x.double()) == RowWay(False, expected.at_once if not expected.grouped else min(num_rows, 10))

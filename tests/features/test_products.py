@@ -18,7 +18,7 @@ def library(request, monkeypatch):
         pytest.skip("torch has no oneDNN here")
     calls = []
     original = products._onednn
-    monkeypatch.setattr(products, "onednn_is_faster", lambda num_threads: request.param)
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: request.param)
     monkeypatch.setattr(products, "_onednn", lambda *given: calls.append(0) or original(*given))
     return request.param, calls
 
@@ -64,14 +64,21 @@ def test_products_that_are_differentiated_or_in_double_precision_stay_with_blas(
     assert not library[1]
 
 
-def test_the_choice_is_measured_once_per_number_of_threads(monkeypatch):
+@pytest.mark.parametrize(
+    ("vendor", "capability", "mkl", "expected"),
+    [
+        ("AuthenticAMD", "AVX512", True, True),
+        ("GenuineIntel", "AVX512", True, False),
+        ("AuthenticAMD", "AVX2", True, False),
+        ("AuthenticAMD", "AVX512", False, False),
+    ],
+)
+def test_the_choice_depends_on_the_processor_alone(vendor, capability, mkl, expected, monkeypatch):
     onednn_is_faster.cache_clear()
-    seconds = iter([1.0, 0.1] * 3 + [1.0, 0.9] * 3)
-    monkeypatch.setattr(products, "seconds", lambda work: next(seconds))
-    expected = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    monkeypatch.setattr(products, "_processor", lambda: f"vendor_id : {vendor}")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
     try:
-        assert onednn_is_faster(1) is expected
-        assert onednn_is_faster(1) is expected  # not measured again
-        assert onednn_is_faster(2) is False  # not clearly faster
+        assert onednn_is_faster() is (expected and hasattr(torch.ops.mkldnn, "_linear_pointwise"))
     finally:
         onednn_is_faster.cache_clear()

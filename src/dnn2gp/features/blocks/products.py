@@ -1,16 +1,15 @@
 """Matrix products A Bᵀ by the faster of the libraries that torch brings along.
 
-torch computes float32 products with MKL (or another BLAS). On some processors, oneDNN is twice as fast: MKL does not
-use the widest instructions of every vendor. Which one is faster is measured once per process and number of threads,
-when the first product that is large enough is due; this takes a few milliseconds. The two round differently, so oneDNN
-must win clearly: if both are about as fast, the choice and the last digits of results would change from run to run.
+torch computes float32 products with MKL (or another BLAS), which does not use the widest instructions of AMD's
+processors: there, oneDNN is twice as fast. The two round differently, so the choice depends on the processor alone, not
+on measurements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import platform
 from functools import cache
-from time import perf_counter
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -20,10 +19,6 @@ from torch import Tensor
 _LARGE, _DEEP = 3 << 19, 32
 # The most entries of a product that is added to a matrix: it stays in the cache, and plans need not count it.
 _PANEL = 1 << 18
-# How much faster oneDNN must be.
-_CLEARLY = 1.25
-# The sides and the inner dimension of the product that is measured, and how often.
-_TRIED, _TIMES = (192, 192, 1024), 3
 
 
 def add_product(
@@ -56,32 +51,29 @@ def _use_onednn(left: Float[Tensor, "m k"], right: Float[Tensor, "n k"]) -> bool
         return False
     if left.requires_grad or right.requires_grad or not torch.backends.mkldnn.is_available():
         return False
-    return onednn_is_faster(torch.get_num_threads())
+    return onednn_is_faster()
 
 
 @cache
-def onednn_is_faster(_num_threads: int) -> bool:
-    """Whether oneDNN multiplies matrices clearly faster than `torch.mm`; measured anew for each number of threads."""
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
-    m, n, k = _TRIED
-    left, right = torch.full((m, k), 0.5), torch.full((n, k), 0.25)
-    ways = (lambda: left @ right.T), (lambda: _onednn(left, right))
+def onednn_is_faster() -> bool:
+    """Whether float32 products are better left to oneDNN: torch uses MKL, on a processor of AMD with AVX-512."""
+    wide = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return torch.backends.mkl.is_available() and wide and "AuthenticAMD" in _processor() and _onednn_works()
+
+
+def _processor() -> str:
+    """The name of the processor, with its vendor."""
+    known = Path("/proc/cpuinfo")
+    return known.read_text(errors="replace")[:4096] if known.exists() else platform.processor()
+
+
+def _onednn_works() -> bool:
+    """Whether torch has this product, which is no part of its public interface."""
+    left, right = torch.full((4, 32), 0.5), torch.full((3, 32), 0.25)
     try:
-        if not torch.equal(ways[0](), ways[1]()):
-            return False
-    except RuntimeError:
+        return torch.equal(_onednn(left, right), left @ right.T)
+    except (RuntimeError, AttributeError, TypeError):
         return False
-    times = [[seconds(way) for way in ways] for _ in range(_TIMES)]
-    blas, onednn = (min(own) for own in zip(*times, strict=True))
-    return onednn * _CLEARLY < blas
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """How long the work takes."""
-    start = perf_counter()
-    work()
-    return perf_counter() - start
 
 
 def _onednn(left: Float[Tensor, "m k"], right: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
