@@ -16,7 +16,7 @@ from dnn2gp import CategoricalLikelihood, FunctionSpace, GaussianLikelihood, Kro
 from dnn2gp.gp.automatic import _LeaveOneOut, automatic
 from dnn2gp.inference import GaussNewtonStep, LinearisedMode, NetworkOutput
 from dnn2gp.inference.calibration import Calibration
-from dnn2gp.support.errors import InputError, NotAMinimumWarning, NotFiniteError
+from dnn2gp.support.errors import CautiousWarning, InputError, NotAMinimumWarning, NotFiniteError
 from dnn2gp.weights.expansion import Expansion
 
 from problems import problem
@@ -255,6 +255,28 @@ def test_a_prior_that_is_stronger_than_that_of_the_training_is_named():
         convert(network, train, CategoricalLikelihood())
         convert(network, train, CategoricalLikelihood(), 1e-2)
         convert(network, train, CategoricalLikelihood(), 30.0, validation=test)
+
+
+def test_with_two_examples_per_class_the_probabilities_are_those_of_the_network():
+    generator = torch.Generator().manual_seed(0)
+    centres = 2 * torch.randn(20, 8, generator=generator).double()
+    y, new = (torch.arange(count) % 20 for count in (40, 400))
+    x, inputs = (centres[labels] + torch.randn(len(labels), 8, generator=generator).double() for labels in (y, new))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(8, 10), nn.Tanh(), nn.Linear(10, 20)).double()
+        optimizer = torch.optim.Adam(network.parameters(), 0.02, weight_decay=1e-4)
+        for _ in range(200):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(x), y).backward()
+            optimizer.step()
+    with pytest.warns(CautiousWarning, match="classes of fewer than 5.*validation"):
+        gp = convert(network, (x, y), CategoricalLikelihood())
+    expected = torch.softmax(network(inputs), 1).detach()
+    torch.testing.assert_close(gp.predict(inputs).probabilities, expected, atol=1e-4, rtol=1e-4)
+    held = inputs[:200], new[:200]
+    validated = convert(network, (x, y), CategoricalLikelihood(), validation=held).predict(inputs[200:])
+    assert -validated.log_prob(new[200:]).mean() < nn.functional.cross_entropy(network(inputs[200:]), new[200:])
 
 
 def test_a_single_validation_example_leaves_a_regression_as_it_is():

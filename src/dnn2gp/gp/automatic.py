@@ -6,7 +6,9 @@ the measurements that led here):
 1. If the leave-one-out NLL at the mode is below the NLL of the network on its own training data, by more than a
    standard error, the network is underfit, and the GP predicts at the mode. It never does so if an approximate
    covariance allows leave-one-out only to first order, which overlooks what the mode has memorised.
-2. Otherwise it predicts around the network. The logits of the network are ρ times as large as those of the mode (root
+2. A classifier with few examples per class keeps the probabilities of its network: without one of two examples, half of
+   what is known of its class is lost, and leave-one-out says little about new inputs.
+3. Otherwise it predicts around the network. The logits of the network are ρ times as large as those of the mode (root
    mean squares over the training data), so τ becomes ρτ but at least 1, and a becomes ½ min(1, ρ²) a.
 """
 
@@ -36,7 +38,7 @@ from dnn2gp.inference.calibration import NONE, Calibration
 from dnn2gp.inference.choice import start_for
 from dnn2gp.inference.split import Split
 from dnn2gp.likelihoods import CategoricalLikelihood, ClassificationLikelihood, GaussianLikelihood, Likelihood
-from dnn2gp.support.errors import IllConditionedError, NotAMinimumWarning, NotConvergedError, warn_user
+from dnn2gp.support.errors import CautiousWarning, IllConditionedError, NotAMinimumWarning, NotConvergedError, warn_user
 from dnn2gp.support.memory import holding
 from dnn2gp.weights.expansion import Expansion
 
@@ -46,6 +48,10 @@ _EXAMPLES = 2000
 _SHARE = 0.5
 # Nats per training example that the mode may lose to the network before the prior counts as stronger than in training.
 _WORSE_FIT = 0.05
+# The fewest examples of the class of a typical example for which leave-one-out chooses the calibration.
+_PER_CLASS = 5
+# Probabilities like those of the mean alone.
+_AS_IT_IS = Calibration(1e-6)
 # Posterior standard deviations by which the mode may be off where the posterior is an approximation anyway.
 _ROUGH = 0.02
 
@@ -93,6 +99,12 @@ def by_leave_one_out(mode: Posterior, likelihood: Likelihood) -> Predictor:
     guess = Guess.of(mode, likelihood)
     if guess.underfit:
         return Predictor(mode, guess.at_mode)
+    if few_per_class(mode.model.expansion, likelihood):
+        warn_user(
+            f"Half of the training examples are in classes of fewer than {_PER_CLASS}, too few to calibrate the GP "
+            "without further data: its probabilities are those of the network. Pass validation=(x, y).",
+            CautiousWarning,
+        )
     return Predictor(at_network(mode), guess.at_network, guess.strong_prior)
 
 
@@ -106,6 +118,14 @@ def warn_if_strong(nlls: tuple[float, float]) -> None:
         "that the evidence chooses δ, or pass validation=(x, y). With AdamW, δ = N λ is only a guess.",
         NotAMinimumWarning,
     )
+
+
+def few_per_class(expansion: Expansion, likelihood: Likelihood) -> bool:
+    """Whether half of the training examples are in classes of fewer than five."""
+    if not isinstance(likelihood, CategoricalLikelihood) or expansion.targets is None:
+        return False
+    labels = expansion.team.gathered(expansion.targets)
+    return labels.bincount()[labels].median().item() < _PER_CLASS
 
 
 @final
@@ -124,6 +144,8 @@ class Guess:
     def of(mode: Posterior, likelihood: Likelihood) -> Guess:
         """For a posterior at the mode of the linearised network."""
         left = _LeaveOneOut.of(mode, likelihood)
+        if few_per_class(mode.model.expansion, likelihood):
+            return Guess(left.scored(_AS_IT_IS, left.mean), left.scored(_AS_IT_IS, left.network), False)
         careful = left.best(sharper=False).calibration
         underfit = left.beats_network(careful) and not left.first_order
         own = left.scored(left.best().calibration if underfit else careful, left.mean)
