@@ -25,7 +25,7 @@ from dnn2gp.support.errors import InputError
 from dnn2gp.support.memory import require
 
 # How much more memory rows take while a covariance mixes them: its products have copies of their own.
-_MIXING = 1.25
+_MIXING = 1.75
 
 
 @dataclass(frozen=True)
