@@ -99,7 +99,7 @@ def by_leave_one_out(mode: Posterior, likelihood: Likelihood) -> Predictor:
     guess = Guess.of(mode, likelihood)
     if guess.underfit:
         return Predictor(mode, guess.at_mode)
-    if few_per_class(mode.model.expansion, likelihood):
+    if guess.few:
         warn_user(
             f"Half of the training examples are in classes of fewer than {_PER_CLASS}, too few to calibrate the GP "
             "without further data: its probabilities are those of the network. Pass validation=(x, y).",
@@ -139,13 +139,15 @@ class Guess:
     """Whether leave-one-out predicts the training examples better than the network that was trained on them."""
     strong_prior: tuple[float, float] | None = None
     """See `Predictor`."""
+    few: bool = False
+    """Whether classes have too few examples for leave-one-out to say anything; both calibrations then change nothing."""
 
     @staticmethod
     def of(mode: Posterior, likelihood: Likelihood) -> Guess:
         """For a posterior at the mode of the linearised network."""
         left = _LeaveOneOut.of(mode, likelihood)
         if few_per_class(mode.model.expansion, likelihood):
-            return Guess(left.scored(_AS_IT_IS, left.mean), left.scored(_AS_IT_IS, left.network), False)
+            return Guess(left.scored(_AS_IT_IS, left.mean), left.scored(_AS_IT_IS, left.network), False, few=True)
         careful = left.best(sharper=False).calibration
         underfit = left.beats_network(careful) and not left.first_order
         own = left.scored(left.best().calibration if underfit else careful, left.mean)

@@ -32,7 +32,7 @@ class SiteCovariance:
     """At training examples: what leaving one out needs, if f is known for some classes only (`top_classes`)."""
 
     covariance: Float[Tensor, "N q q"]
-    """Of the functionals of `split.functionals`, and of rᵀf and Sᵀf of the site of the example."""
+    """The joint covariance of `split.functionals`, rᵀf and Sᵀf, where r and S belong to the example."""
     mean: Float[Tensor, "N K"]
     """Where the logit of all other classes is linearised."""
 
