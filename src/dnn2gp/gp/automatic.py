@@ -140,7 +140,7 @@ class Guess:
     strong_prior: tuple[float, float] | None = None
     """See `Predictor`."""
     few: bool = False
-    """Whether classes have too few examples for leave-one-out to say anything; both calibrations then change nothing."""
+    """Whether classes have too few examples for leave-one-out: both calibrations then leave the mean as it is."""
 
     @staticmethod
     def of(mode: Posterior, likelihood: Likelihood) -> Guess:
